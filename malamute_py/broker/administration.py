@@ -55,7 +55,7 @@ class Administration:
         self._answers = answers
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """Return the handlers of these commands."""
+        """Return the handler of each command, for the broker's table of commands."""
         return {
             BrokerInfo: self.broker_info,
             ListLinks: self.list_links,
@@ -89,6 +89,7 @@ class Administration:
         facts = dict(shard.settings.facts())
         if not administers:
             facts.pop("data", None)
+        # range() ends the list where a page is full.
         rings = {
             ring.name: self._ring_facts(ring, link.owner)
             for _, ring in zip(range(shard.settings.page_max), self._catalogue.rings.values(),
@@ -149,7 +150,7 @@ class Administration:
         self._list(link, command, "links", map(_link_facts, first))
 
     def kick(self, link: Link, command: Kick) -> None:
-        """End another link, for administrators only. Raises BrokerRefused."""
+        """End another link, for KICK; only administrators may. Raises BrokerRefused."""
         settings = self._shard.settings
         if not settings.permit(link.owner, "manage_clients", "links"):
             raise BrokerRefused("forbidden", "you may not end links")
@@ -179,8 +180,9 @@ class Administration:
     def list_users(self, link: Link, command: ListUsers) -> None:
         """Answer with the users and permissions in force, or with what the link's own user may.
 
-        A `verb` asks of each whether it may do that with the stream, mailbox or service of a
-        `name`; of the own user without a name: with any. Raises BrokerRefused.
+        A `verb` asks of each user whether it may do that with the stream, mailbox or service of a
+        `name`. `own` asks of the link's own user alone: without a name, whether it may do that with
+        any. Raises BrokerRefused.
         """
         settings = self._shard.settings
         if not (command.own or settings.permit(link.owner, "manage_users", "broker")):
@@ -234,7 +236,7 @@ class Administration:
         self._answers.result(link, command, {listed: page.found, "more": more})
 
     def _namespace_facts(self, namespace: Namespace) -> dict[str, Any]:
-        """Facts of a namespace: its users, what it holds, its quotas and defaults."""
+        """Return the facts of a namespace for LIST_NAMESPACES: users, holdings, quotas, ..."""
         usage = self._shard.quotas.shared_by(namespace)
         return {
             "namespace": namespace.name, "prefix": namespace.prefix,
@@ -251,7 +253,7 @@ class Administration:
         }  # fmt: skip
 
     def reloaded(self, link: int, request: int, value: dict[str, Any]) -> None:
-        """Answer a RELOAD_CONFIG, unless its link has ended."""
+        """Answer a RELOAD_CONFIG with what the shell has read, unless its link has ended."""
         asker = self._links.get(link)
         if asker is not None:
             self._answers.result(asker, ReloadConfig(request), value)
@@ -261,7 +263,7 @@ def _link_facts(link: Link) -> dict[str, Any]:
     """Return the facts of one link for LIST_LINKS.
 
     live: subscriptions that get batches as they come; without_credit: those that get nothing until
-    the client gives more credit; lag: records after the place of the one farthest behind, up to
+    the client gives more credit; lag: records that the slowest one has not been given yet, up to
     where it stops or the stream ends; unread_bytes: those that the peer has not shown to have read.
     """
     subs = [one for one in link.receivers.values() if isinstance(one, Subscription)]

@@ -8,7 +8,8 @@ others had reserved is free again. Source: SPEC.md, section 4.8; docs/design.md,
 checkpoint.
 
 A part is what one command adds to a step. The window of a link is the bytes that its client may
-have sent without a confirm. A key is the name of a command, by which it is taken once.
+have sent without a confirm. A key is the name of a command, by which it is taken once. A waiter is
+a sender that is to be confirmed.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Intake:
     def single(self, link: Link, command: Any, frame: Any) -> None:
         """Take one command as a step of its own, or refuse it by name.
 
-        frame: the content that came with it; None: it has none.
+        Called for each command of `kinds` that is not in an ATOMIC. frame: the content that came
+        with it; None: it has none.
         """
         kind = type(command)
         try:
@@ -130,7 +132,7 @@ class Intake:
         self._steps.take(parts, waiter, key, command=command, digest=digest)
 
     def _key_taken(self, link: Link, command: Any, digest: int) -> Part:
-        """Return a part by which the log remembers the key of an answer or a step."""
+        """Return a part that puts the key of an answer or a step into the log, to know retries."""
         number = NUMBERS[type(command)]
         return Part([StepTaken(link.holder, command.key, self._shard.now_ms, number, digest)])
 
@@ -181,8 +183,9 @@ class Intake:
     ) -> bool:
         """Whether a key was accepted for this command; the waiter is confirmed then.
 
-        Raises BrokerRefused: `conflict`, it was accepted for another command or content; or what is
-        wrong with a content.
+        Asked when the command comes, and of a step again once its streams are created: the same
+        step may have been taken meanwhile. Raises BrokerRefused: `conflict`, the key was accepted
+        for another command or content; or what is wrong with a content.
         """
         use, digest = self._steps.accepted_for(key)
         if use is None:  # No command was accepted under the key.
@@ -222,7 +225,8 @@ class Intake:
         if not command.tracker:
             return None
         if level == NONE and not command.level:
-            # Memory cannot do better than this: the confirm says so by its level.
+            # The sender did not ask for `none`: STORED lets it have a confirm, which says by its
+            # level what memory can do.
             level = STORED
         number = NUMBERS[type(command)]
         # A step that is never confirmed takes nothing of the sender's window. patient: the confirm
@@ -237,7 +241,7 @@ class Intake:
     def atomic(
         self, link: Link, command: wire.Atomic, parts: Sequence[tuple[Command, Any]]
     ) -> None:
-        """Take several commands, each with its content frame or None, as one step.
+        """Take the commands of an ATOMIC, each with its content frame or None, as one step.
 
         Streams that the step is the first to write to are created before it is taken.
         """
@@ -370,7 +374,7 @@ class Intake:
         prepared: list[Part] = []
         key = (link.holder, command.key) if command.key else None
         keys = set() if key is None else {key}
-        place = 0
+        number = 0  # of the part that is being prepared: a refusal names it
         try:
             size = sum(window_bytes(frame) for _, frame in parts)
             waiter = self._waiter(link, command, size, SYNCED)
@@ -382,7 +386,7 @@ class Intake:
                 # The rate is checked once for all parts: a part in debt by earlier ones would never
                 # be taken.
                 self._shard.quotas.check_rate(link.usage)
-            for place, (part, frame) in enumerate(parts, 1):  # noqa: B007
+            for number, (part, frame) in enumerate(parts, 1):  # noqa: B007
                 made = self._prepare(link, part, frame, keys)
                 if made.memory:  # No write can have both together.
                     raise BrokerRefused(
@@ -393,8 +397,8 @@ class Intake:
         except BrokerRefused as error:
             _undo(prepared, error)
             # A step of one part, such as a cursor that moves, answers the caller as that part does.
-            several = place and len(parts) > 1
-            name = f"part {place} ({type(parts[place - 1][0]).__name__}): " if several else ""
+            several = number and len(parts) > 1
+            name = f"part {number} ({type(parts[number - 1][0]).__name__}): " if several else ""
             self._answers.refuse(link, command, error.code, name + error.reason, error.retry_ms)
             return
         except Exception:
@@ -432,7 +436,7 @@ class Intake:
 
 
 def _spend(link: Link, parts: Sequence[Part]) -> None:
-    """Take the messages and bytes of parts off their sender's rate."""
+    """Count messages and bytes of taken parts for their sender's rate and namespace."""
     for part in parts:
         if part.content is not None:
             link.usage.spend(part.content.head.count, content_size(part.content))

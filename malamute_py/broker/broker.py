@@ -4,6 +4,9 @@ Owns the parts of the core, the table of the handlers of commands, and the order
 rules: nothing that a peer sends raises; a malformed message costs the peer its link and no other
 peer anything; the core has no socket, clock, thread, environment or randomness of its own. Source:
 docs/design.md, The core and its shell; SPEC.md, sections 3 and 4.
+
+A bundle is batches that the journal appends in one write to a ring, a circle of segment files; an
+LSN is a position there. A copy is a newest record of a subject, appended again (compaction.py).
 """
 
 from __future__ import annotations
@@ -269,13 +272,13 @@ class Broker:
 
     @property
     def latencies(self) -> dict[str, Any]:
-        """Histograms of deliveries and requests; also from another thread."""
+        """Histograms of deliveries and requests, for the metrics; also from another thread."""
         shard = self._shard
         return {"delivery": shard.delivery_times.facts(), "request": shard.request_times.facts()}
 
     @property
     def gauges(self) -> dict[str, int]:
-        """Counts of objects that come and go, by name."""
+        """Counts of objects that come and go, by name, for the metrics."""
         return {
             "links": len(self._links),
             "streams": len(self._catalogue),
@@ -332,7 +335,10 @@ class Broker:
         self._forget_ended_links()
 
     def came_from(self, link: int, address: str, now_ms: int) -> None:
-        """Note the address of a peer without a credential, before its first message."""
+        """Note the address of a peer before its first message.
+
+        The peer has no credential: its quotas and rates count for the address.
+        """
         self._shard.advance(now_ms)
         peer = self._links.heard(link, "")
         if peer is not None:
@@ -409,15 +415,15 @@ class Broker:
         self._forget_ended_links()
 
     def _when_ring_visible(self, ring: RingState, lsn: int, settlement: Settlement) -> None:
-        """Call once a ring is visible up to an LSN, or with why it never will be."""
+        """Have `settlement` called once a ring is visible up to an LSN, or never will be."""
         self._publishing.when_visible(ring, lsn, settlement)
 
     def _when_visible(self, lsn: int, settlement: Settlement) -> None:
-        """Call once ring main is visible up to an LSN, or with why it never will be."""
+        """Have `settlement` called once ring main is visible up to an LSN, or never will be."""
         self._publishing.when_visible(self._catalogue.rings[MAIN], lsn, settlement)
 
     def _forget_ended_links(self) -> None:
-        """Forget the receivers and temporary mailboxes of links that have ended."""
+        """Forget receivers and temporary mailboxes of ended links; no handler uses them now."""
         ended = self._links.ended
         while ended:
             link = ended.pop()
@@ -442,7 +448,7 @@ class Broker:
             self._steps.refused(answer)
         elif answer.token in self._compaction.handed:
             ring = self._compaction.refused(answer)
-            self._publishing.spared.add(ring)  # Clients' batches behind the copies come again.
+            self._publishing.spared.add(ring)  # Clients' batches after the copies come again.
         else:
             self._publishing.refused(answer)
 
@@ -455,7 +461,7 @@ class Broker:
         self._forget_ended_links()
 
     def hurries(self, ring: str) -> bool:
-        """Whether a peer waits for a ring to be synced, so that the shell does not put it off."""
+        """Whether a peer waits for the sync of a ring, which the shell then does not put off."""
         state = self._catalogue.rings.get(ring)
         return state is None or state.awaited > state.visible
 
@@ -469,13 +475,13 @@ class Broker:
                 self._steps.ring_failed(code, reason)
 
     def pressed(self, on: bool) -> None:
-        """Take the news whether ring main is nearly full of what no checkpoint has yet."""
+        """Note whether ring main is nearly full (on): then only what frees room there is taken."""
         self._steps.pressed = on
 
     def history(self, answer: HistoryRead | ReadFailed) -> None:
         """Take the answer to a read of history."""
         if self._groups.reader.history(answer):
-            pass
+            pass  # A group had asked for it.
         elif isinstance(answer, ReadFailed):
             self._on_demand.failed(answer)
         else:
@@ -508,14 +514,10 @@ class Broker:
                 self._cursors.trimmed(stream)
                 self._groups.trimmed(stream)
 
-    def retired(self, ring: str, firsts: Mapping[int, int]) -> None:
-        """Drop what a segment held that was given back: the offsets of all its streams."""
-        self.trimmed(ring, firsts)
-
     def _apply(self, change: Change, end_lsn: int) -> None:
         """Let an appended change of the log take effect: in the tables, then in what follows them.
 
-        end_lsn: end of the bundle that the change lies in.
+        Called by Steps for each change. end_lsn: end of the bundle that the change lies in.
         """
         removed = self._catalogue.apply(change, end_lsn)
         self.ahead_bytes = self._validation.ahead_bytes  # A setting of a stream may change it.
@@ -543,7 +545,7 @@ class Broker:
     # --- time -------------------------------------------------------------------------------
 
     def tick(self, now_ms: int) -> None:
-        """Let time pass: heartbeats, expiry, retention, and the turn's share of matching."""
+        """Do what is due by the time of wake_at_ms(): heartbeats, expiry, retention, matching."""
         self._shard.advance(now_ms)
         self._matching.refill()
         self._ahead.unread = False
@@ -576,7 +578,7 @@ class Broker:
         return any(self._queues)
 
     def take_outgoing(self) -> Ready:
-        """Return what is to be done now; what can be done at once is left to take_ready()."""
+        """Return what is to be done now, without _work(): what peers wait for goes first."""
         shard, on_demand, groups = self._shard, self._on_demand.turns, self._groups.reader.turns
         if (
             self._reception.acks
@@ -638,6 +640,7 @@ class Broker:
             published = [*self._compaction.take(), *published]
         if self._steps.idle:
             return published
+        # urgent: settles the kind of a stream's bodies, before the first batch of the stream.
         urgent, last = self._steps.hand_over()
         if not urgent and not last:
             return published

@@ -66,7 +66,7 @@ class Verdict(NamedTuple):
 
 
 class Shard:
-    """One core's common ground."""
+    """Facts that all parts of one core share."""
 
     __slots__ = (
         "_quarantined",
@@ -134,17 +134,17 @@ class Shard:
         """(stream, first offset) of batches that cannot be handled."""
 
     def advance(self, now_ms: int) -> None:
-        """Move time on; it stands still while a clock goes back."""
+        """Take the time of a call by the shell; it stands still while the clock goes back."""
         if now_ms > self.now_ms:
             self.now_ms = now_ms
 
     def trusted_end(self, until_ms: int, pause_ms: int) -> int:
         """Return the end of a pause or timeout that began before the start, for its recovery.
 
-        It is the end that was noted, so that time counts in which the broker was down, unless that
-        lies further ahead than the start and the whole length: the clock was ahead then, and a
-        request that waits five seconds for its next attempt would wait until the clock comes to
-        that time, perhaps for a day. So it is cut to the start and the length.
+        until_ms: the end that was noted, which holds: time counts in which the broker was down.
+        pause_ms: the whole length. An end that is further ahead of the start was noted while the
+        clock was set ahead, and a request that pauses for five seconds might wait for a day: such
+        an end is cut to the start and the length.
         """
         latest_ms = self.began_ms + pause_ms
         if pause_ms and self.began_ms and until_ms > latest_ms + SKEW_MS:
@@ -211,11 +211,11 @@ class Shard:
         return Content(frame)
 
     def was_read(self, contents: Iterable[Content]) -> None:
-        """Keep contents of the next message that were read already; none: forget them."""
+        """Keep contents that were read before their message, for content(); none: forget all."""
         self.contents = {id(content.buffer): content for content in contents}
 
     def token(self) -> int:
-        """A number that this core has not given before."""
+        """Return a number that no other question, read or bundle has: its answer names it."""
         self._tokens += 1
         return self._tokens
 
@@ -261,7 +261,7 @@ class Shard:
         return taken
 
     def answered(self, token: int, value: Any) -> None:
-        """Take an answer of the index; it is dropped if no reader waits for it."""
+        """Hand an answer of the index to its asker; it is dropped where none waits for it."""
         self._under_way.discard(token)
         waiting = self._waiting.pop(token, None)
         if waiting is not None:

@@ -17,7 +17,8 @@ its owner's counts.
 Source: SPEC.md, section 4.
 
 A holder is the name under which a client sends: its identity, or one that begins with `~`. A
-resource is what a quota bounds, by the name of the setting.
+resource is what a quota bounds, by the name of the setting. A receiver is a subscription, an inbox,
+an offer of a worker, or a membership of a group.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Bucket:
             gained = self.rate * (now_ms - self._at_ms)
             self._level = min(self.rate * 1_000, self._level + gained)
             self._at_ms = now_ms
+        # Thousandths of a unit, by units a second, are milliseconds.
         return 0 if self._level > 0 else -self._level // self.rate + 1
 
     def spend(self, amount: int) -> None:
@@ -67,7 +69,7 @@ class Bucket:
         self._level -= amount * 1_000
 
     def full(self, now_ms: int) -> bool:
-        """Whether the bucket is full again, as if nothing had ever been spent."""
+        """Whether the bucket is full again, so that it may be forgotten and made anew."""
         self.wait_ms(now_ms)
         return self._level >= self.rate * 1_000
 
@@ -205,7 +207,7 @@ class Quotas:
         else."""
 
     def of(self, owner: str) -> Usage:
-        """Return the amounts of an owner, which are kept while there are any."""
+        """Return the amounts of an owner, made at its first use and kept while there are any."""
         usage = self._owners.get(owner)
         if usage is None:
             now_ms = self._context.now_ms
@@ -294,7 +296,7 @@ class Quotas:
             self._check(usage.shared, resource, amount)
 
     def add(self, owner: str, resource: str, amount: int = 1) -> None:
-        """Count what an owner has more, or less."""
+        """Count that an owner has so much more of a resource; below 0: less."""
         self.total[resource] += amount
         self._add(self.of(owner), resource, amount)
 
@@ -304,7 +306,7 @@ class Quotas:
         self.check(owner, "pattern_bytes", pattern_bytes)
 
     def add_receiver(self, owner: str, resource: str, pattern_bytes: int, sign: int = 1) -> None:
-        """Count a receiver and its pattern for an owner. sign: 1; -1: no longer."""
+        """Count a receiver and its pattern for an owner. sign: 1: it begins; -1: it has ended."""
         self.add(owner, resource, sign)
         self.add(owner, "pattern_bytes", sign * pattern_bytes)
 
@@ -366,7 +368,8 @@ class Quotas:
     def check_rate(self, usage: Usage) -> None:
         """Check that an owner that has a rate, or is of a namespace with one, may spend now.
 
-        Raises BrokerRefused `wait`, with the time after which it may.
+        Called before messages of the owner are taken. Raises BrokerRefused `wait`, with the time
+        after which it may spend.
         """
         wait_ms = usage.wait_ms(self._context.now_ms)
         if not wait_ms:
@@ -384,7 +387,7 @@ class Quotas:
         """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""
         if self.total[resource] + amount > bound:
             reason = f"{key} is {bound}, over all clients, and {self.total[resource]} are taken"
-            what, _, unit = resource.partition("_")  # As `memory_bytes`, or `rings`.
+            what, _, unit = resource.partition("_")  # As `settings_bytes`, or `rings`.
             raise self.limit_told_to(asker, f"bytes of {what}" if unit else what, reason)
 
     def owner_of(self, holder: str) -> str:
@@ -408,7 +411,7 @@ class Quotas:
         return BrokerRefused("limit", f"{reason}; remove some, or ask the operator for more")
 
     def _note(self, usage: Usage, resource: str, bound: int) -> None:
-        """Count a refusal; tell the operator of the first one until the use has fallen again."""
+        """Count a refusal by a quota or rate; tell the operator of the first until it is eased."""
         self._context.counters[f"quota_{resource}"] += 1
         refused = (usage.shared or usage).refused  # Of the namespace, where there is one.
         refused[resource] = refused.get(resource, 0) + 1

@@ -68,12 +68,18 @@ class ReadingAhead:
         return True
 
     def validating(self, link: int) -> bool:
-        """Whether a peer's next message waits for batches that are being validated."""
+        """Whether a peer's next message waits for a thread that validates its batches.
+
+        The shell then gives the peer no turn before the answer.
+        """
         peer = self._links.get(link)
         return peer is not None and peer.verdicts is not None
 
     def checked(self, answer: BatchChecked) -> int:
-        """Take the answer to a BatchCheck; returns the number of the link that sent the batch."""
+        """Take the answer to a BatchCheck.
+
+        Returns the number of the link that sent the batch: the shell gives it turns again.
+        """
         link = self._validation.checked(answer)
         if answer.error is not None and link.open:
             self._links.fail(link, "validating a batch", answer.error)

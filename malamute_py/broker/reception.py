@@ -176,7 +176,7 @@ class Reception:
         return not command.tracker and self._mail.in_memory(link, command.subscription)
 
     def take_acks(self) -> None:
-        """Take acknowledgements that were put off, before any command that may depend on them."""
+        """Take acknowledgements that _may_put_off() let wait, before what may depend on them."""
         if self.acks:
             acks, self.acks = self.acks, []
             for link, command in acks:
@@ -249,7 +249,7 @@ class Reception:
         self._links.close(link, "refused", "unexpected", reason)
 
     def malformed(self, link: Link, code: str, reason: str) -> None:
-        """End a link whose message no code can take up."""
+        """End a link whose message cannot be decoded, or does not fit its commands or bounds."""
         self._shard.counters["malformed"] += 1
         no_command = no_reference = 0
         self._links.refuse(link, no_command, no_reference, code, reason)
@@ -323,6 +323,6 @@ class Reception:
     def _not_published(
         self, link: Link, command: Any, size: int, code: str, reason: str, retry_ms: int
     ) -> None:
-        """Refuse a PUBLISH whose stream was not created, and free its window."""
+        """Refuse a PUBLISH whose stream was not created, and take it off the link's window."""
         link.unconfirmed_bytes -= size
         self._publishing.refuse(link, command, code, reason, retry_ms)

@@ -20,7 +20,11 @@ def skip_time(
     shard: Shard, links: Links, mail: Mail, services: Services, groups: Groups,
     transactions: Transactions, skipped_ms: int, now_ms: int,
 ) -> None:  # fmt: skip
-    """Put off all that peers would lose by a silence. now_ms: the time after the one skipped."""
+    """Put off all that peers would lose by a silence.
+
+    Called by the shell, as `Broker.skipped`, when a turn begins much later than it should: by
+    `skipped_ms`. now_ms: the time after that.
+    """
     shard.advance(now_ms)
     for link in links:
         link.heard_ms += skipped_ms

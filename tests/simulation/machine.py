@@ -572,7 +572,7 @@ class Machine:
                 self.trace.note("retired", name, event.facts["segment"], sorted(firsts.items()))
                 for stream, first in firsts.items():
                     self._note_first(name, stream, first)
-                self.core.retired(name, firsts)
+                self.core.trimmed(name, firsts)
 
     def _trim(self, ring: str, stream: int, offset: int) -> None:
         if ring not in self.rings:

@@ -36,7 +36,7 @@ def first_within_bounds(stream: Stream, answer: HistoryRead, now_ms: int) -> int
 
 
 def _aged(run: HistoryRun, oldest_ms: int) -> tuple[int, bool]:
-    """Return the offset after the run's last record past its age (0: none is), and if all are.
+    """Return the offset after the run's last record past its age (0: none), and whether all are.
 
     oldest_ms: append time of the oldest records that the stream keeps.
     """

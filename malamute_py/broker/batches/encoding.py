@@ -84,7 +84,7 @@ def encoding_of(
 
 
 class PartEncodings:
-    """Encodings of parts of one batch, each for one reader.
+    """Encodings of parts of one batch, each for one member of a group that shares it out.
 
     share, bytes_min: rows that are a smaller share of a batch of this size or more are extracted.
     row_bytes: rows of at least this mean size are extracted whatever their share of the batch.
@@ -100,7 +100,7 @@ class PartEncodings:
         self._scatter: Scatter | None = None
 
     def frames(self, rows: int) -> tuple[list[Any], bytes | None, int]:
-        """Return (frames, row bitmap or None, bytes) by which one reader gets the rows of a mask.
+        """Return (frames, row bitmap or None, bytes) by which a member gets the rows of a mask.
 
         The batch itself if the rows are all of it; a derived batch of the rows if they are a small
         part of a large batch; else the batch with a bitmap of the rows.

@@ -22,7 +22,8 @@ Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 def rows_of_headers(content: Content, chosen: Mask | None) -> Mask | None:
     """Mask of the rows whose header is among the chosen; None: all rows.
 
-    chosen: for each header of the batch's header table, whether a reader selects it; None: all.
+    For a reader whose patterns were matched with the headers. chosen: for each header of the
+    batch's header table, whether the reader selects it; None: all.
     """
     if chosen is None:
         return None
@@ -39,7 +40,7 @@ def narrow(mask: Mask | None, other: Mask) -> Mask:
 
 
 def unexpired(content: Content, now_ms: int) -> Mask | None:
-    """Mask of the rows that have not expired; None: all rows, since no row has expired."""
+    """Mask of the rows that have not expired, which readers get; None: no row has expired."""
     earliest_ms = content.head.earliest_expiry_ms
     if not earliest_ms or earliest_ms > now_ms:
         return None

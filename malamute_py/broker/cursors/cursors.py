@@ -6,6 +6,9 @@ cursor that lies outside of its stream is clamped, and the broker says which: at
 log, and at a trim for all who ask (the log follows when the cursor moves); a cursor of a stream in
 memory lives in memory only. Source: docs/design.md (Journal; Queues and the checkpoint); SPEC.md,
 section 4.8.
+
+A step is commands that happen together, a part what one of them adds to it; effects of a part are
+called when the step is taken, and when the log has it or refuses it.
 """
 
 from __future__ import annotations
@@ -84,7 +87,7 @@ class Cursors:
         return {"cursors": len(self._cursors), **self.pins.gauges}
 
     def handlers(self) -> dict[type, Callable[[Link, Any], None]]:
-        """Return the handlers of the commands that are no parts of steps."""
+        """Return the handlers of commands that are no parts of steps, for the broker's table."""
         return {
             CursorInfo: self.cursor_info,
             EditCursor: self.edit_cursor,
@@ -134,7 +137,10 @@ class Cursors:
         self._shard.event("cursor_clamped", level, **facts)
 
     def _load(self, stream: Stream, row: CursorRow) -> Cursor:
-        """Load a row of the tables, new or changed, into its cursor, and see to its pin."""
+        """Load a row of the tables into its cursor, and see to the cursor's pin.
+
+        Called for each row at a start, and whenever the log has taken a change of one.
+        """
         place = stream.number, row.name
         cursor = self._cursors.get(place)
         if cursor is None:
@@ -157,7 +163,7 @@ class Cursors:
             before = cursor.row.next
             if before >= stream.begin:
                 continue
-            purged = stream.first <= stream.row.trimmed
+            purged = stream.first <= stream.row.trimmed  # By TRIM, not by the ring or a bound.
             if purged:
                 self.pins.watch(cursor)
             elif cursor.pinned_at is not None:
@@ -248,7 +254,10 @@ class Cursors:
         return changing([change], [moving], memory=memory, level=stream.level)
 
     def _next_after_moves(self, place: Place) -> int | None:
-        """Return where a cursor will stand once all moves on their way are appended."""
+        """Return where a cursor will stand once all moves on their way are appended.
+
+        The next move is compared with that; None: there is no cursor, nor is one on its way.
+        """
         coming = self._cursors.coming.get(place)
         if coming:
             (newest,) = coming[-1]  # A list of one position: see _begin_move().
@@ -403,7 +412,7 @@ class Cursors:
         self._put(stream, [change], Then(partial(self._drop, place)), answer)
 
     def _drop(self, place: Place, end_lsn: int) -> None:
-        """Forget a cursor whose removal the log has, with its pin. end_lsn: not needed."""
+        """Forget a cursor and its pin, once the log has its removal. end_lsn: not needed."""
         cursor = self._cursors.remove(place)
         if cursor is not None:
             self.pins.unwatch(cursor)
@@ -436,7 +445,7 @@ class Cursors:
         return {} if cursor is None else self._facts(cursor)
 
     def _facts(self, cursor: Cursor) -> dict[str, Any]:
-        """Return a cursor's facts for an answer."""
+        """Return a cursor's facts, for CURSOR_INFO and the answer to EDIT_CURSOR."""
         stream, row = cursor.stream, cursor.row
         self.pins.measure(cursor)  # `held_bytes` may be a second old.
         return {
@@ -455,7 +464,7 @@ class Cursors:
 
 
 class _Moving(Effect):
-    """A position on its way to a cursor, which is created if it is new."""
+    """The effect of a move or an edit: a position on its way to a cursor, perhaps to a new one."""
 
     cursors: Cursors
     stream: Stream

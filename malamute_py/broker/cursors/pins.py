@@ -96,8 +96,11 @@ class Marks:
         self._bytes_before = stream.ledger.bytes
         """The stream's own bytes before the first mark: the LSNs there are not known."""
 
-    def note(self, stream: Stream) -> None:
-        """Add a mark where the stream ends now, if it has grown; of too many, drop every second."""
+    def add_mark(self, stream: Stream) -> None:
+        """Add a mark where the stream ends now, if it has grown; of too many, drop every second.
+
+        Called at each look at the stream's pins: held() is as exact as the marks are close.
+        """
         if stream.next <= self._offsets[-1]:
             return
         self._offsets.append(stream.next)
@@ -107,7 +110,7 @@ class Marks:
             self._offsets[1:-1] = self._offsets[1:-1:2]
             self._lsns[1:-1] = self._lsns[1:-1:2]
 
-    def pinned(self, cursor: Cursor) -> None:
+    def note_pin(self, cursor: Cursor) -> None:
         """Note the new offset of a cursor's pin, so that least() finds it."""
         assert cursor.pinned_at is not None
         if len(self._least) > 2 * len(self.cursors) + STALE_MAX:
@@ -121,7 +124,7 @@ class Marks:
         heappush(self._least, (cursor.pinned_at, next(self._pushes), cursor))
 
     def least(self) -> int:
-        """Return the least offset that is pinned; NEVER: none is."""
+        """Return the least offset that is pinned, for retention; NEVER: none is."""
         heap = self._least
         while heap:
             offset, _order, cursor = heap[0]
@@ -131,7 +134,7 @@ class Marks:
         return NEVER
 
     def held(self, stream: Stream, offset: int) -> int:
-        """Return the bytes that the ring holds from an offset of the stream on, about."""
+        """Return about how many bytes of the ring a pin at an offset of the stream holds back."""
         end = stream.ring.end_lsn
         first = self._offsets[0]
         if offset >= first:
@@ -186,7 +189,7 @@ class Pins:
         if not self._turn:
             self._begun_ms = now_ms
             for stream, marks in self._marks.items():
-                marks.note(stream)
+                marks.add_mark(stream)
             self._turn = list(self._pinning)
         some, self._turn = self._turn[-LOOKS_MAX:], self._turn[:-LOOKS_MAX]
         for cursor in some:
@@ -241,7 +244,7 @@ class Pins:
         marks = self._marks[stream]
         if stream.ring.end_lsn < marks.look_lsn or len(marks.cursors) > LOOKS_MAX:
             return  # Very many pins wait for their ticks.
-        marks.note(stream)
+        marks.add_mark(stream)
         marks.look_lsn = NEVER  # _pin() lowers it.
         for cursor in marks.cursors:
             self._pin(cursor)
@@ -273,14 +276,15 @@ class Pins:
         cursor.warned = warn
         if cursor.pinned_at != cursor.next:
             cursor.pinned_at = cursor.next
-            marks.pinned(cursor)
+            marks.note_pin(cursor)
             self.changed.append((stream.ring.name, pin_name(cursor), stream.number, cursor.next))
             self._tell_retention(stream)
 
     def break_pin(self, cursor: Cursor, reason: str) -> None:
         """Let the journal overwrite what a cursor held back, until the cursor has moved.
 
-        reason: for the event that tells the operator.
+        Called where the pin exceeds its bound, or its ring had no room for it. reason: for the
+        event that tells the operator.
         """
         stream = cursor.stream
         self._shard.counters["pins_broken"] += 1

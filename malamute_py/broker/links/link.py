@@ -169,7 +169,7 @@ class Link:
         return reason
 
     def owns(self, mailbox: str) -> bool:
-        """Whether a mailbox is the link's own: that of its identity or of its credential."""
+        """Whether a mailbox is of the link's own identity or credential: no permission is asked."""
         return mailbox == self.identity or mailbox == self.credential != ""
 
 
@@ -221,7 +221,7 @@ class Receiver:
         self.ended = False
 
     def leave(self) -> None:
-        """Give the number back to the link."""
+        """Give the number back to the link: the receiver has ended."""
         self.ended = True
         del self.link.receivers[self.number]
 

@@ -11,7 +11,7 @@ a count. Source: SPEC.md, sections 2 and 8; docs/design.md (The core and its she
 Queues and the checkpoint; Safety).
 
 A link's room is the bytes of records that it may be sent yet. A probe is a PING that asks how far
-its peer has read.
+its peer has read. A session is a client's secret, by which its next link replaces its last one.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Links:
         """Links that ended since the last turn and whose receivers must be forgotten."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """Return the handlers of the commands about links, and about what each has open."""
+        """Return the handlers of commands about links and receivers, for the broker's table."""
         return {
             Hello: self.hello,
             Ping: self.answer_ping,
@@ -363,6 +363,7 @@ class Links:
         """
 
         def run(*arguments: Any) -> None:
+            """Make the call; an error in it ends the link."""
             try:
                 call(*arguments)
             except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
@@ -382,7 +383,7 @@ class Links:
             raise BrokerRefused("limit", reason)
 
     def count_query(self, link: Link) -> None:
-        """Count a question that is answered later. Raises BrokerRefused: the link has too many."""
+        """Count a question until its answer counts it off. Raises BrokerRefused: too many are."""
         settings = self._shard.settings
         if link.queries >= settings.link_queries_max:
             reason = "too many unanswered questions on this link"
@@ -395,7 +396,7 @@ class Links:
             raise BrokerRefused("wait", "too many results wait to be sent")
 
     def credit(self, link: Link, command: Credit) -> None:
-        """Raise the credit of a receiver, which never falls."""
+        """Raise the credit of a receiver, for CREDIT, and let it be served; credit never falls."""
         receiver = link.receivers.get(command.subscription)
         if receiver is None:
             # The receiver may have ended while the CREDIT was under way; a client ignores this.
@@ -413,7 +414,7 @@ class Links:
         receiver.owner.resume(receiver)
 
     def unsubscribe(self, link: Link, command: Unsubscribe) -> None:
-        """End a receiver as its client asked."""
+        """End a receiver as its client asked, for UNSUBSCRIBE."""
         receiver = link.receivers.get(command.subscription)
         if receiver is None:
             self._refuse_unknown(link, command)
@@ -444,7 +445,7 @@ class Links:
     # --- saying -----------------------------------------------------------------------
 
     def say(self, link: Link, command: Command) -> None:
-        """Add a command to the outbox of a link, unless the link has ended."""
+        """Add a command to the outbox of a link; too many end a link whose peer does not read."""
         if link.state is State.CLOSED:
             return
         out = link.out
@@ -479,8 +480,8 @@ class Links:
             self._move_later(link)
 
     def _move_later(self, link: Link) -> None:
-        """Move what say_later() put off before the outbox: it is due, or a message leaves."""
-        link.out[:0] = link.later  # a BYE in the outbox stays the last
+        """Put what say_later() held back in front of the outbox: it is due, or a message leaves."""
+        link.out[:0] = link.later  # in front, since a BYE in the outbox is the last command
         link.later = []
         self._later.pop(link, None)
 
@@ -509,9 +510,9 @@ class Links:
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.
 
-        Called by the shell at the end of a turn. A link gets one message with all of its outbox
-        where the limits of a message allow it, which has one more frame, with its commands. What a
-        blocked link has stays until it is unblocked; a link that has ended is not waited for.
+        Called whenever the shell takes a Ready. A link gets all of its outbox in one message, or in
+        several where a message may not be so large. What a blocked link has stays until it is
+        unblocked, unless the link has ended.
         """
         sends: list[Send] = []
         if self._later:
@@ -545,13 +546,16 @@ class Links:
     # --- room of a link: what transport and peer accept ---------------------------------
 
     def _share(self) -> int:
-        """Return the bytes that a link may be sent and not have read: an equal share, bounded."""
+        """Return the bytes that a link may have unread: an equal share of the budget, bounded."""
         settings = self._shard.settings
         share = settings.outstanding_bytes // max(1, len(self.table))
         return max(settings.share_min_bytes, min(share, settings.share_max_bytes))
 
     def ask_if_little_room(self, link: Link) -> None:
-        """Ask a link how far it has read, if less than half of its room is left."""
+        """Ask a link how far it has read, if less than half of its room is left.
+
+        Called after deliveries; the answer is a PONG, which makes room: pong().
+        """
         if not link.probe and link.room < link.ask_below:
             self._probes += 1
             link.probe = self._probes
@@ -583,13 +587,13 @@ class Links:
             self._resume(link)
 
     def block(self, link: Link) -> None:
-        """Give a link nothing more: the transport accepts nothing for its peer."""
+        """Give a link nothing more: the shell says that its peer's socket takes nothing now."""
         link.blocked = True
         link.room = 0
         self._shard.counters["links_blocked"] += 1
 
     def unblock(self, link: Link) -> None:
-        """Serve a link again: the transport accepts messages for its peer."""
+        """Serve a link again: the shell says that its peer's socket takes messages again."""
         link.blocked = False
         if link.out:
             self.dirty.append(link)
@@ -598,7 +602,7 @@ class Links:
     # --- time ---------------------------------------------------------------------------
 
     def _arm(self, link: Link, after_ms: int) -> None:
-        """Set the timer of a link; the one that it had counts no more."""
+        """Set the one timer of a link, for its HELLO or next heartbeat; an earlier one is void."""
         self._armed += 1
         link.timer = self._armed
         heappush(self._timers, (self._shard.now_ms + after_ms, self._armed, link))
@@ -622,7 +626,7 @@ class Links:
 
     @property
     def wake_at_ms(self) -> int | None:
-        """Time at which the next timer is due; None: there is none."""
+        """Time at which a timer, or a command that was put off, is due next; None: none is."""
         wake = self._timers[0][0] if self._timers else None
         if self._later:
             later = next(iter(self._later.values()))
@@ -632,7 +636,7 @@ class Links:
     def beat(self) -> list[Link]:
         """End the links that were silent too long; return those whose heartbeat is due.
 
-        Called once a turn. The caller has `keep_alive` look at those that are returned, last of
+        Called at each tick. The caller has `keep_alive` look at those that are returned, last of
         all: what a link is sent in this turn may spare it the PING.
         """
         due: list[Link] = []
@@ -669,7 +673,7 @@ class Links:
 
 
 def _carries_nothing(link: Link) -> bool:
-    """Whether a link's outbox has commands without frames only."""
+    """Sort key of outgoing(): whether a link's outbox has commands without frames only."""
     return not link.frames
 
 

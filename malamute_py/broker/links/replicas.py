@@ -100,7 +100,7 @@ class Replicas:
         return self._shard.settings.carrier(name) == family.credential
 
     def left(self, credential: str, template: str, session: bytes, happened: str) -> None:
-        """Keep the number of a session whose link has ended for a while, or free it at once.
+        """Keep the number of a session, whose link has ended, for a grace time, or free it at once.
 
         happened: how the link ended, as `Link.happened` has it.
         """
@@ -120,7 +120,7 @@ class Replicas:
         self._absent = {session: since_ms + ms for session, since_ms in self._absent.items()}
 
     def _forget_absent(self) -> None:
-        """Free the numbers of sessions that have been without a link for too long."""
+        """Free the numbers of sessions without a link for too long, before any is looked for."""
         absent = self._absent
         since_ms = self._shard.now_ms - self._shard.settings.replica_grace_ms
         while absent:
@@ -139,7 +139,10 @@ class Replicas:
             del self._families[family.credential, family.template]
 
     def family_of(self, name: str) -> Family | None:
-        """Return the family of which a replica has an identity, or may come back to it."""
+        """Return the family of which a replica has an identity, or may come back to it.
+
+        Asked when a client wants the identity by name: it is refused then. None: no family.
+        """
         if name not in self.names:
             return None
         self._forget_absent()

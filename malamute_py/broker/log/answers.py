@@ -94,7 +94,7 @@ class Answers:
         self.refuse(link, command, error.code, error.reason, error.retry_ms)
 
     def settle(self, end_lsn: int, call: Settlement) -> None:
-        """Call with None once a change is durable, or with the reason why it never will be.
+        """Make a call with None once a change is durable, or with the reason why it never is.
 
         end_lsn: where ring main has the change; 0: it is in memory only.
         """
@@ -121,7 +121,7 @@ class Answer(Effect):
         self.answers.settle(end_lsn, self._settled)
 
     def _settled(self, failure: tuple[str, str] | None) -> None:
-        """Send the answer.
+        """Send the answer, now that it is known whether the change is durable.
 
         failure: code and reason why the change did not get durable; None: it is.
         """

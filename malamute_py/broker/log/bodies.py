@@ -93,7 +93,7 @@ class Body:
         try:
             return extract(stamp, content, rows_of_bits(mask, content.head.count))
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
-            self._shard = None
+            self._shard = None  # No row is taken out of this batch again.
             base = stamp.base_offset
             shard.quarantine("(mail)", base, base + content.head.count, "taking rows out", error)
             return None
@@ -144,7 +144,7 @@ class Bodies:
     # --- in memory ------------------------------------------------------------------------
 
     def keep(self, base: int, stamp: bytes, frame: Any, content: Content) -> Body:
-        """Add a batch that was appended to the window; the oldest batches leave for it."""
+        """Add a batch, which the log has now, to the window; the oldest batches leave for it."""
         body = Body(self._shard, stamp, frame, content)
         self._hot[base] = body
         body.memory = body.size + OVERHEAD + headers_memory(body.content)
@@ -204,8 +204,8 @@ class Bodies:
     def drop(self, base: int, *, wanted: bool = False) -> None:
         """Forget a batch of which an owner wants nothing any more, unless another owner does.
 
-        An owner is a mailbox, or a service. wanted: another owner wants a batch that is not in
-        memory only; the owners of those that are, are counted here.
+        An owner is a mailbox, or a service. wanted: whether another owner wants a batch that is in
+        the log; of a batch in memory alone, the owners are counted here.
         """
         if (self._shares and self._unshare(base)) or wanted:
             return
@@ -226,7 +226,7 @@ class Bodies:
     # --- reading back ---------------------------------------------------------------------
 
     def want(self, base: int, size: int, call: OnBody) -> None:
-        """Call with a batch: now if it is in memory, else when it was read.
+        """Have a call made with a batch: now if it is in memory, else when it was read.
 
         size: bytes of the batch, as the tables have them.
         """
@@ -272,7 +272,7 @@ class Bodies:
         return begun
 
     def found(self, answer: BodiesFound) -> None:
-        """Call all that wait for the batches of a read that is answered."""
+        """Take the answer to a read: make the calls that wait for its batches."""
         numbers, size = self._reads.pop(answer.token, ((), 0))
         self._reading_bytes -= size
         # A call that gets None looks here for why: the read failed and may be tried again, or the
@@ -292,7 +292,7 @@ class Bodies:
         self.failed = ""
 
     def _keep_again(self, number: int, body: Body) -> None:
-        """Keep a batch that was read back, in place of the oldest such batches."""
+        """Keep a batch that was read back for its next reader, in place of the oldest such ones."""
         again, most = self._again, self._shard.settings.mail_hot_bytes // AGAIN_SHARE
         again[number] = body
         body.memory = body.size + OVERHEAD + headers_memory(body.content)

@@ -31,7 +31,7 @@ class Confirms:
         self._links = links
 
     def confirm(self, waiter: Waiter, level: int) -> None:
-        """Send a CONFIRM with the level that was reached, and free its place in the window."""
+        """Send a CONFIRM with the level that was reached, and free its bytes of the window."""
         link = waiter.link
         link.unconfirmed_bytes -= waiter.size
         # A sender that asked for level `none` gets refusals only.
@@ -46,7 +46,7 @@ class Confirms:
                 self._links.say(link, confirm)
 
     def refuse(self, waiter: Waiter, code: str, reason: str, retry_ms: int = 0) -> None:
-        """Send a REFUSED: nothing was stored."""
+        """Send a REFUSED, since nothing was stored, and free the bytes of the link's window."""
         link = waiter.link
         link.unconfirmed_bytes -= waiter.size
         if link.open:
@@ -55,8 +55,8 @@ class Confirms:
     def settle_by(self, ring: RingState, waiter: Waiter, end_lsn: int) -> None:
         """Confirm now if the level that a waiter asked for is reached, else when it is.
 
-        end_lsn: where the ring has what is confirmed; `synced` is reached once the ring is visible
-        up to there.
+        For a command that came again, whose original the log has by now. end_lsn: where the ring
+        has what is confirmed; `synced` is reached once the ring is visible up to there.
         """
         if ring.memory:
             self.confirm(waiter, NONE)

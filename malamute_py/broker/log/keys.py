@@ -73,12 +73,16 @@ def _checksum(view: Any) -> int:
 
 
 def differ(one: int, other: int) -> bool:
-    """Whether digests are of different contents; 0 is that of none, or is not known."""
+    """Whether digests are of different contents; 0: no content, or not known: it never differs."""
     return bool(one and other) and one != other
 
 
 def use_of(command: Command, place: int) -> int:
-    """Return what a key's row remembers of its command. place: number of the mailbox or service."""
+    """Return what a key's row remembers of its command, to tell it from others later.
+
+    That is `place`, the number of the mailbox or service, of a SEND or REQUEST, and of an answer or
+    a step the number of the command, below 0.
+    """
     return place if isinstance(command, KEYED) else -NUMBERS[type(command)]
 
 
@@ -105,7 +109,7 @@ def is_use(use: Command | KeyRow, command: Command, queues: Queues) -> bool:
 
 
 def _place(command: Command) -> str:
-    """Return the mailbox, service or stream that a command's content goes to; "": a requester."""
+    """Return the mailbox, service or stream that a command's content goes to; "": none of them."""
     if isinstance(command, Send):
         return command.mailbox
     if isinstance(command, Request):

@@ -59,7 +59,8 @@ class Ledger:
     def keep_fine(self, bytes_max: int) -> None:
         """Keep pieces to a 32nd of the bytes that retention leaves, as it drops whole pieces.
 
-        bytes_max: the stream's `max_bytes`; 0: it has none.
+        Called when the stream's settings take effect. bytes_max: the stream's `max_bytes`; 0: it
+        has none.
         """
         if bytes_max:
             self._piece_bytes = max(1 << 12, min(self._piece_bytes, bytes_max // 32))
@@ -84,7 +85,7 @@ class Ledger:
             self._join()
 
     def _join(self) -> None:
-        """Join neighbouring pieces into pieces of twice the size, so that fewer are kept."""
+        """Join neighbouring pieces into pieces of twice the size, as there are too many."""
         self._piece_bytes *= 2
         joined: deque[_Piece] = deque()
         for piece in self._pieces:
@@ -121,7 +122,7 @@ class Ledger:
         self.bytes += size - recovered.bytes
 
     def trimmed(self, first: int) -> None:
-        """Uncount the pieces before `first`, which were trimmed."""
+        """Uncount the pieces that end before `first`, since the journal has trimmed the stream."""
         pieces = self._pieces
         while pieces and pieces[0].end <= first:
             piece = pieces.popleft()
@@ -132,7 +133,7 @@ class Ledger:
             self.bytes = 0
 
     def bytes_before(self, offset: int) -> int:
-        """Bytes before an offset, about: of the piece that it lies in, a share by offsets."""
+        """Bytes before an offset, about, for STREAM_INFO: a share of the piece that it lies in."""
         size, begin = 0, self.begin
         for piece in self._pieces:
             if piece.end > offset:

@@ -227,11 +227,14 @@ class Room:
         self.stop_lsn = start_lsn + (self.segments - STOP_SEGMENTS) * self.segment_bytes
 
     def takes_copies(self, end_lsn: int) -> bool:
-        """Whether a ring that ends here has room for copies of newest records."""
+        """Whether a ring that ends here has room for copies of newest records.
+
+        They may go further than other records, to where COPY_SEGMENTS are left.
+        """
         return end_lsn <= self.stop_lsn + (STOP_SEGMENTS - COPY_SEGMENTS) * self.segment_bytes
 
     def allows(self, end_lsn: int, deletion: bool) -> bool:
-        """Whether a batch may make the ring as long as this."""
+        """Whether a batch may make the ring as long as this; a deletion, a segment longer."""
         return end_lsn <= self.stop_lsn + deletion * self.segment_bytes
 
 
@@ -328,7 +331,7 @@ class Keys:
         return value
 
     def find(self, subject: str) -> tuple[int, bool] | None:
-        """Return (offset, whether it is a deletion) of a subject's newest record in the journal."""
+        """Return (offset, whether it is a deletion) of a subject's newest record; None: no key."""
         value = self._value(subject)
         return None if value is None else (value >> _OFFSET_SHIFT, bool(value & _DELETION_BIT))
 
@@ -340,7 +343,7 @@ class Keys:
     def revision(self, subject: str) -> int:
         """Return the revision of a key, counting what was taken; 0: there is no such key.
 
-        For a publish on the condition of a revision.
+        A revision is the offset of the key's newest record, and what UPDATE_KEY is compared with.
         """
         coming = self._coming.get(subject)
         if coming is not None:
@@ -391,11 +394,11 @@ class Keys:
 
     @property
     def average(self) -> int:
-        """Bytes that a copy of a newest record takes on average, about; 1 at least."""
+        """Bytes that a copy takes on average, about, for plans of reads; 1 at least."""
         return max(1, self.bytes // max(1, len(self)))
 
     def moved_runs(self, offset: int) -> Iterator[list[int]]:
-        """Yield the offsets from one on of records that have moved, ascending, many at a time."""
+        """Yield offsets from one on of records that have moved, ascending, for plans of reads."""
         return self._moved_offsets.runs_after(offset - 1)
 
     def moved_subject(self, offset: int) -> str:
@@ -472,24 +475,27 @@ class Keys:
         return self.bytes + more - sum(_size_in(value) for value in replaced if value is not None)
 
     def weigh(self, rows: list[NewestRow]) -> int:
-        """Return the bytes of memory that keys would take if all of them were new."""
+        """Return the memory that keys would take if all were new, for the bound of all keys."""
         return sum(KEY_OVERHEAD + len(row.subject) for row in rows)
 
     def count_among(self, others: KeysMemory) -> None:
-        """Count the memory of these keys among that of others, and no longer where it was."""
+        """Count the memory of these keys among that of others, and no longer where it was.
+
+        Called when the stream is entered, and with a sum that is not read when it is removed.
+        """
         self._all.now -= self.memory
         self._all.coming -= self.coming_memory
         self._all = others
         others.now += self.memory
         others.coming += self.coming_memory
 
-    def _weighs(self, more: int) -> None:
-        """Count memory that the index takes more, or less."""
+    def _add_memory(self, more: int) -> None:
+        """Count memory that the index takes more, or less, here and in the sum of all streams."""
         self.memory += more
         self._all.now += more
 
     def enter(self, subject: str, offset: int, size: int, deleted_ms: int | None) -> None:
-        """Note the newest record of a subject. deleted_ms: append time of a deletion marker."""
+        """Note the newest record of a subject. deleted_ms: append time, where it is a deletion."""
         value = _pack(offset, size, deleted_ms is not None)
         newest = self._newest
         known = newest.get(subject)
@@ -525,7 +531,7 @@ class Keys:
             self._newest[subject] |= _DELETION_BIT
         self.deleted.update(deleted)
         self.names.add_many(subjects)
-        self._weighs(KEY_OVERHEAD * len(subjects) + sum(map(len, subjects)))
+        self._add_memory(KEY_OVERHEAD * len(subjects) + sum(map(len, subjects)))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def _without_copied(self, found: NewestColumns) -> NewestColumns:
@@ -572,18 +578,18 @@ class Keys:
         markers = zip(subjects, deleted, strict=True)
         self.deleted.update((subject, time) for subject, time in markers if time is not None)
         self.names.add_many(subjects)
-        self._weighs(KEY_OVERHEAD * len(subjects) + sum(map(len, subjects)))
+        self._add_memory(KEY_OVERHEAD * len(subjects) + sum(map(len, subjects)))
         self.bytes += int(units.sum()) << _UNIT_SHIFT
 
     def _is_newer(self, subject: str, offset: int) -> bool:
-        """Whether the index knows no record of a subject that is newer than the one at `offset`."""
+        """Whether the record at `offset` is as new as any that the index knows of its subject."""
         value = self._value(subject)
         return value is None or value >> _OFFSET_SHIFT <= offset
 
     def moved(self, subject: str, offset: int, copy: int) -> None:
         """Note where the copy of a record lies, if the record is still its subject's newest.
 
-        Called when the journal has the copy. The record may have had an older copy before.
+        Called once the copy is durable. The record may have had an older copy before.
         """
         value = self._value(subject)
         if value is None or value >> _OFFSET_SHIFT != offset:
@@ -604,7 +610,7 @@ class Keys:
         value: as `_pack` makes it.
         """
         self.names.add(subject)
-        self._weighs(KEY_OVERHEAD + len(subject))
+        self._add_memory(KEY_OVERHEAD + len(subject))
         self.bytes += _size_in(value)
         if deleted_ms is not None:
             self.deleted[subject] = deleted_ms
@@ -620,7 +626,7 @@ class Keys:
             self._moved_offsets.discard(value >> _OFFSET_SHIFT)
             del self._at[value >> _OFFSET_SHIFT]
         self.bytes -= _size_in(value)
-        self._weighs(-KEY_OVERHEAD - len(subject))
+        self._add_memory(-KEY_OVERHEAD - len(subject))
         self.deleted.pop(subject, None)
 
     def forget(self, subject: str) -> None:
@@ -651,4 +657,4 @@ def _units(sizes: Sequence[int]) -> Any:
 
 def _size_in(value: int) -> int:
     """Return the bytes of a record, about, by its value in the index."""
-    return (value & ((1 << _OFFSET_SHIFT) - 1) & ~_DELETION_BIT) << _UNIT_SHIFT
+    return (value & _SIZE_MAX & ~_DELETION_BIT) << _UNIT_SHIFT

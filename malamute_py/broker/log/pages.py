@@ -114,7 +114,7 @@ class Pages:
         """Look at PIECE_NAMES names for a page, and answer if it is whole or has no asker left."""
         link = page.link
         link.queries -= 1
-        try:  # It was within the bound when it asked.
+        try:  # Results of other questions may have come to wait since the page was begun.
             self._links.check_results(link)
         except BrokerRefused as error:
             self._answers.refuse_with(link, page.command, error)

@@ -81,7 +81,7 @@ class RingState:
 
 
 def ring_name(settings: StreamSettings, uuid: bytes) -> str:
-    """Return the name of the ring that a stream of these settings lives in."""
+    """Return the name of the ring for a new stream of these settings; uuid: the stream's."""
     if settings.ring_bytes:
         return f"{'memory' if settings.memory else 'stream'}-{uuid.hex()}"
     return "memory" if settings.memory else MAIN

@@ -111,7 +111,7 @@ class Then(Effect):
 
 
 class Counting(Effect):
-    """Counts a change when it is appended."""
+    """Counts a change, for the metrics, when it is appended."""
 
     counters: dict[str, int]
     count: int
@@ -165,13 +165,13 @@ class Part(msgspec.Struct, eq=False):
         return changes if self.content is None else changes + content_size(self.content)
 
     def reserve(self) -> None:
-        """Reserve what the part needs, and the parts that happen with it."""
+        """Reserve what the part, and those with it, need, since an ATOMIC has just prepared it."""
         for part in (self, *self.also):
             for effect in part.effects:
                 effect.taken(part)
 
     def undo(self, code: str, reason: str, retry_ms: int) -> None:
-        """Give back what the part, and the parts that happen with it, had reserved."""
+        """Give back what reserve() reserved, since another part of the ATOMIC was refused."""
         for part in (self, *self.also):
             for effect in part.effects:
                 effect.refused(part, code, reason, retry_ms)
@@ -184,7 +184,7 @@ def changing(
     memory: Queues | None,
     level: int = SYNCED,
 ) -> Part:
-    """Return a part that changes tables. memory: tables in memory, which it changes at once."""
+    """Return a part that changes tables. memory: those in memory, at once; None: the log's."""
     if memory is None:
         return Part(changes, effects=[*effects], level=level)
     return Part(effects=[Applying(memory, changes), *effects], level=level, memory=True)
@@ -328,7 +328,7 @@ class Steps:
         return key in self._under_way
 
     def row_of(self, key: Key) -> KeyRow | None:
-        """Return the row of a key that is in the log, or in memory; None: the key is not kept."""
+        """Return what is kept of a key that was accepted, in the log or memory; None: nothing."""
         row = self._memory_keys.get(key)
         return self._shard.queues.keys.get(key) if row is None else row
 
@@ -411,7 +411,7 @@ class Steps:
         return self._memory_next
 
     def memory_number(self, count: int) -> int:
-        """Give `count` numbers to messages or requests in memory; returns the first."""
+        """Give `count` successive numbers to messages or requests in memory; returns the first."""
         number = self._memory_next
         self._memory_next += count
         return number

@@ -194,7 +194,7 @@ class Stream:
         self.settle(row.settings)
 
     def settle(self, settings: StreamSettings) -> None:
-        """Apply settings: those that the stream begins with, or changed ones."""
+        """Apply settings: those that the stream begins with, or that an edit has changed."""
         self.level = int(Level[settings.level.upper()])
         self.body_kind = BODY_KINDS.index(settings.body_kind or "blob")
         if not settings.body_kind and not settings.keep:
@@ -229,7 +229,7 @@ class Stream:
 
     @property
     def newest_ms(self) -> int:
-        """When the newest record was appended; 0: none ever was."""
+        """When the newest record was appended, for STREAM_INFO; 0: none ever was."""
         # `last_time_ms` begins as the time of creation; a first record may have that time, too.
         had_any = self.epochs or self.last_time_ms > self.row.created_ms
         return self.last_time_ms if had_any else 0
@@ -240,7 +240,7 @@ class Stream:
         return self.first if self.keys is None else 1
 
     def first_to_read(self, now_ms: int) -> int:
-        """First offset of which a reader is given the records that are kept."""
+        """First offset that a reader is told of: with keys 1, since any record may have moved."""
         return self.first_at(now_ms) if self.keys is None else 1
 
     @property
@@ -316,7 +316,7 @@ class Stream:
         return max(0, bisect_right(self.hot, offset, key=_base) - 1)
 
     def epoch_at(self, offset: int) -> int:
-        """Return the epoch in which the record at an offset was written."""
+        """Return the epoch in which the record at an offset was written, to confirm a retry."""
         found = self.epochs[0][0] if self.epochs else 0  # Of records before the oldest known one.
         for epoch, first in self.epochs:
             if first > offset:
@@ -327,8 +327,9 @@ class Stream:
     def epoch_end(self, epoch: int, tail: int) -> int:
         """Offset at which the records of an epoch, and of those before it, end.
 
-        A position of that epoch beyond it is one that a power loss took away: the records there now
-        are others.
+        For positions that clients bring with the epoch in which they learnt them. A position of
+        that epoch beyond its end is one that a power loss took away: the records there now are
+        others.
         """
         for later, first in self.epochs:
             if later > epoch:

@@ -123,7 +123,7 @@ class Arrivals:
             self.add(stream, producer - MARK, count)
 
     def keep_only(self, staged: Container[int]) -> None:
-        """Forget the marks of all batches but those that a start found to be staged still."""
+        """Forget the marks of batches that a start did not find staged: main has their move."""
         for stream, marks in list(self._marks.items()):
             for base in list(marks):
                 if base not in staged:

@@ -96,6 +96,7 @@ class Compaction:
         """Ask the journal which segments are the oldest; `_found` gets the answer.
 
         may_copy: whether newest records of a segment may be copied, so that it can be given up.
+        False where copying has just ended: a segment that has some left stays for now.
         """
         self._shard.ask(
             stream.ring.name, stream.number, "oldest_segments", {},
@@ -336,7 +337,7 @@ class Compaction:
 
         All copies of a batch have to fit into a segment; how large those of a codec are is not
         known before they are made. Returns the name of the ring, in which publishing spares what
-        was handed over behind the copies (Publishing.spared).
+        was handed over after the copies (Publishing.spared).
         """
         copies = self.handed.pop(answer.token)
         room = copies.keys.room

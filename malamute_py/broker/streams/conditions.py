@@ -50,18 +50,21 @@ class Conditions:
         """The memory that the keys of all streams take: a sum over them for each batch is slow."""
 
     def enter(self, stream: Stream) -> None:
-        """Note a stream with keys that begins to exist or that a start found."""
+        """Count the keys of a stream that is made, or that a start found, and look at its ring."""
         assert stream.keys is not None
         stream.keys.count_among(self.memory)
         self.look_if_ready(stream)
 
     def leave(self, stream: Stream) -> None:
-        """Forget a stream that was removed."""
+        """No longer count the keys of a stream that was removed."""
         if stream.keys is not None:
-            stream.keys.count_among(KeysMemory())
+            stream.keys.count_among(KeysMemory())  # A sum that is not read.
 
     def look_if_ready(self, stream: Stream) -> None:
-        """Have compaction look how full the ring of a stream is, where all its keys are known."""
+        """Have compaction look how full the ring of a stream is, where all its keys are known.
+
+        Called when the stream is entered, and again when a start has read the last of its keys.
+        """
         if stream.keys is not None and stream.keys.ready:
             self._look(stream)
 

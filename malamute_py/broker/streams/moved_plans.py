@@ -152,7 +152,7 @@ def _runs(keys: Keys, start: int, end: int, most: int) -> Iterator[list[int]]:
         stop = len(run) if run[-1] < end else bisect_left(run, end)
         for first in range(0, stop, most):
             yield run[first : min(stop, first + most)]
-        if stop < len(run):  # The rest of this run, and all later ones, lie behind the end.
+        if stop < len(run):  # The rest of this run, and all later ones, lie after the end.
             return
 
 

@@ -133,7 +133,8 @@ class ProducerStream:
     def _damaged(self, sequence: int) -> bool:
         """Whether the log had a batch of this sequence and damage took it away.
 
-        So it is where older ones are remembered and this one is not.
+        Batches are forgotten from the oldest on. So one that is not remembered, while older ones
+        are, was found damaged by a start.
         """
         runs = self.runs
         if not runs:
@@ -211,7 +212,7 @@ class Producers:
         return len(self._table)
 
     def mint(self) -> int:
-        """Return an id that no producer of this log ever had, since epochs of the log only rise."""
+        """Return an id for a new producer, which none of this log had: its epochs only rise."""
         self._minted += 1
         return self._log_epoch << 32 | self._minted
 
@@ -220,13 +221,13 @@ class Producers:
         return self._table.get(id)
 
     def used(self, id: int) -> None:
-        """Note the use of a producer, so that the others of its identity are forgotten first."""
+        """Note that a client goes on with a producer: others of its identity are to go first."""
         producer = self._table.get(id)
         if producer is not None:
             self._shares.renew(producer.identity, id)
 
     def opened(self, id: int, identity: str, epoch: int) -> None:
-        """Take up a producer that the change log has opened."""
+        """Take up a producer that the change log has opened, or the epoch of its fencing."""
         producer = self._table.get(id)
         if producer is None:
             self._table[id] = Producer(id, identity, epoch)

@@ -79,7 +79,7 @@ class Publishing:
         """Token of a bundle that the journal has not answered -> its publish."""
         self.spared: set[str] = set()
         """Rings that have refused a batch of the broker's own (of a transaction, or copies) in this
-        turn: publishes handed over behind it are not refused with it."""
+        turn: publishes handed over after it are not refused with it."""
         self._again = 0
         """Such publishes, which stand at the head of the queue again."""
         self.forgetting = 0
@@ -93,7 +93,7 @@ class Publishing:
         """Take one batch of a client for the next hand-over to the journal, or refuse it.
 
         Called for each PUBLISH and UPDATE_KEY of a link that may write to the stream. The checks
-        that reserve something (sequence, keys) come last: a refused batch leaves nothing behind.
+        that reserve something (sequence, keys) come last: a refused batch leaves no trace.
         """
         shard = self._shard
         try:
@@ -234,7 +234,7 @@ class Publishing:
         return False
 
     def settle_kind(self, stream: Stream, kind: int) -> None:
-        """Fix the body kind of a stream by its first batch, which was just taken."""
+        """Fix the body kind of a stream by its first batch, just taken, and put it into the log."""
         stream.body_kind = kind
         # The change goes before the batch: no record may be in the log before its stream's body
         # kind.
@@ -590,11 +590,11 @@ class Publishing:
     # --- refused ------------------------------------------------------------------------
 
     def refused(self, answer: AppendRefused) -> None:
-        """Refuse a publish whose bundle the journal did not take, and what was queued behind it.
+        """Refuse a publish whose bundle the journal did not take, and what was queued after it.
 
         Offsets and sequences of later bundles of the ring count on it, and the journal refuses
         those that it was handed. It is otherwise where the first refused batch was the broker's
-        own, of a transaction or of copies: publishes behind it are handed over again. Those to a
+        own, of a transaction or of copies: publishes after it are handed over again. Those to a
         stream with keys are refused `wait`, since their conditions counted on it.
         """
         pending = self._handed.pop(answer.token)
@@ -612,7 +612,7 @@ class Publishing:
             self.spared.add(ring.name)
         spared = ring.name in self.spared
         if code == "too_large":
-            # The size of one batch says nothing of those behind it, which come again.
+            # The size of one batch says nothing of those after it, which come again.
             code, reason, retry_ms = "wait", f"a batch before it was refused: {reason}", 1
         kept: list[Pending] = []
         for queued in self._queue:  # Batches of the next hand-over.
@@ -654,7 +654,7 @@ class Publishing:
         ring.unsettled.clear()
 
     def when_visible(self, ring: RingState, lsn: int, call: Settlement) -> None:
-        """Call with None when the ring is visible up to `lsn`, or with why it never will be.
+        """Make a call with None when the ring is visible up to `lsn`, or with why it never is.
 
         The ring is synced for it.
         """

@@ -98,7 +98,7 @@ class Retention:
         self.trim(stream, keep_from)
 
     def trim(self, stream: Stream, before: int) -> None:
-        """Ask the journal to drop records before an offset, pinned or not."""
+        """Ask the journal to drop records before an offset, pinned or not, for a bound or TRIM."""
         if before > stream.trim_asked:
             stream.trim_asked = before
             self.trims.append((stream.ring.name, stream.number, before))

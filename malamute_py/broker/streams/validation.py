@@ -75,8 +75,9 @@ class Validation:
     def reads_first(self, frame: Any) -> bool:
         """Whether a frame may be a content that takes a while before its message can be received.
 
-        So it is with a large header table, which is read in steps, and with a typed batch that may
-        have to be validated in full.
+        Asked by the shell, which then lets ReadingAhead.read() have the message first. So it is
+        with a large header table, which is read in steps, and with a typed batch that may have to
+        be validated in full.
         """
         return has_large_table(frame) or claimed_schema(frame) in self._ids
 

@@ -33,7 +33,7 @@ class Histogram:
         self._sum_ns += took_ns * count
 
     def facts(self) -> dict[str, Any]:
-        """Bounds in seconds, how many lie in each bucket, and the sum of all."""
+        """Bounds in seconds, how many lie in each bucket, and the sum of all, for the metrics."""
         return {
             "bounds_s": list(BOUNDS_S),
             "counts": [self._counts[0] + self.zeros, *self._counts[1:]],

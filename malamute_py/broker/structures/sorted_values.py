@@ -1,8 +1,8 @@
 """Collections in order: distinct values, and places by the time at which they are due.
 
 Owns a sorted list in chunks. The rules: adding at the end and removing from the front cost the
-same for any size, and every other change costs a few comparisons more; a removed value leaves
-nothing behind. A heap with lazy deletion would keep acknowledged messages until they are due. For
+same for any size, and every other change costs a few comparisons more; a removed value takes
+no room. A heap with lazy deletion would keep acknowledged messages until they are due. For
 the messages of mailboxes, and the keys of streams.
 """
 

@@ -36,7 +36,7 @@ class TimerWheel(Generic[T]):
 
     @property
     def due_ms(self) -> int | None:
-        """When the next slot ends; None: the wheel is empty."""
+        """When the next slot ends; None: the wheel is empty. Slots without things are dropped."""
         while self._order and not self._slots.get(self._order[0]):
             self._slots.pop(heappop(self._order), None)
         return self._order[0] * SLOT_MS if self._order else None

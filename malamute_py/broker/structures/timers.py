@@ -26,7 +26,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def set(self, due_ms: int, call: Callable[[], None]) -> None:
-        """Call once this time has come, after the calls that were set for it before."""
+        """Have a call made once this time has come, after those that were set for it before."""
         self._count += 1
         heappush(self._heap, (due_ms, self._count, call))
 
