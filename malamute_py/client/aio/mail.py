@@ -551,7 +551,7 @@ class Inbox(InboxBase[Mail]):
 
     async def __anext__(self) -> Mail:
         if True:  # sync: with self._link.lock:
-            if self._read():  # with ack="next" the message before is acknowledged
+            if self._done_with_last():  # with ack="next" the message before is acknowledged
                 self._link.wake_up()
             self._until_pause -= 1  # asyncio only
             if self._until_pause <= 0:  # asyncio only
@@ -567,7 +567,7 @@ class Inbox(InboxBase[Mail]):
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
         if True:  # sync: with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             if not self._left and not await self._fill(timeout_ms):
                 return None
@@ -579,7 +579,7 @@ class Inbox(InboxBase[Mail]):
         With ack="next" all of them are acknowledged when more is asked for. Raises as next().
         """
         if True:  # sync: with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             item = self._rest()
             if item is None:
@@ -655,5 +655,5 @@ class Inbox(InboxBase[Mail]):
         """Close; the message at hand counts as read unless the block raised."""
         if True:  # sync: with self._link.lock:
             if kind is None:
-                self._read()
+                self._done_with_last()
         await self.close()

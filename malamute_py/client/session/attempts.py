@@ -46,6 +46,7 @@ class Attempts:
         self.linked_ms = now_ms
         """When the newest link was opened."""
         self.retry_at_ms = now_ms
+        """When the next attempt is due, while there is no link."""
         self._settings = settings
         self._random = random
         self._attempt = 0

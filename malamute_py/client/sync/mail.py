@@ -541,7 +541,7 @@ class SyncInbox(InboxBase[SyncMail]):
 
     def __next__(self) -> SyncMail:
         with self._link.lock:
-            if self._read():  # with ack="next" the message before is acknowledged
+            if self._done_with_last():  # with ack="next" the message before is acknowledged
                 self._link.wake_up()
             if not self._left and not self._fill(self._timeout_ms):
                 raise StopIteration
@@ -553,7 +553,7 @@ class SyncInbox(InboxBase[SyncMail]):
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
         with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             if not self._left and not self._fill(timeout_ms):
                 return None
@@ -565,7 +565,7 @@ class SyncInbox(InboxBase[SyncMail]):
         With ack="next" all of them are acknowledged when more is asked for. Raises as next().
         """
         with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             item = self._rest()
             if item is None:
@@ -641,5 +641,5 @@ class SyncInbox(InboxBase[SyncMail]):
         """Close; the message at hand counts as read unless the block raised."""
         with self._link.lock:
             if kind is None:
-                self._read()
+                self._done_with_last()
         self.close()
