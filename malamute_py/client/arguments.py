@@ -305,7 +305,7 @@ def several(name: str, value: Any) -> Any:
 
 
 def _by_place(value: Any) -> Any:
-    """Return a sequence whose items and slices go by place.
+    """Return a sequence whose items and slices go by their positions, from 0.
 
     A deque has no slices, and a Series of pandas has its items by its index.
     """

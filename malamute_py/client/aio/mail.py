@@ -495,7 +495,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         return await self._inbox._acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have it delivered again, to any reader, after so many milliseconds."""
+        """Have the message delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
         return await self._inbox._acknowledge([(number, number + 1)], again_ms, timeout_ms)
@@ -505,12 +505,12 @@ class MailBatch(MailBatchBase[Mail]):
     """Messages that were sent together."""
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
-        """All of them were received for good; see Mail.ack()."""
+        """Acknowledge all of the messages for good; see Mail.ack()."""
         acked: bool = await self._reader._acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have all of them delivered again after so many milliseconds."""
+        """Have all of the messages delivered again after so many milliseconds."""
         acked: bool = await self._reader._acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )

@@ -164,7 +164,7 @@ def handed_over(operation: str, verb: Verb) -> Verb:
 
 
 def _confirmed(span: Span, future: asyncio.Future[Any]) -> None:  # asyncio only
-    """End the span of a call whose confirm is there, or will never be."""
+    """End the span of a call of handed_over(), whose future is done."""
     if future.cancelled():
         failed(span, asyncio.CancelledError())
     elif (error := future.exception()) is not None:
@@ -462,7 +462,7 @@ class TracedStep(AtomicStep):
         return span
 
     def give_up(self) -> None:
-        """Give the step up: nothing of it happens."""
+        """Give the step up, of which nothing happens, and end its span."""
         super().give_up()
         self._span.end()
         self._span = INVALID_SPAN

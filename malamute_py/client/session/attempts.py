@@ -131,7 +131,7 @@ class Attempts:
     def standing(self, state: LinkState, now_ms: int) -> str:
         """Say whether there is a link and the broker takes what is sent, else why not.
 
-        It is the end of the error of a caller whose time is over.
+        The Timeout of a call ends with these words.
         """
         if state is LinkState.LINKED:
             up = "the link to the broker is up"

@@ -108,7 +108,7 @@ class OutgoingBatch(ABC):
         return part
 
     def encode(self) -> None:
-        """Make the content. Raises whatever a row raises that cannot be encoded."""
+        """Make the content, as the batch leaves first. Raises what encoding a row raises."""
         self.content = content_of(self.rows, self.lane.owner.limits)
         self.bytes = len(self.content) + STAMP_BYTES
 

@@ -239,7 +239,7 @@ class OpenedMailbox(Opened):
         return self._unread_records > PARKED_RECORDS_MAX or self._unread_bytes > PARKED_BYTES_MAX
 
     def send_away(self) -> None:
-        """Give the newest unread delivery back to the broker, to come again after _AWAY_MS."""
+        """Give the newest unread delivery back for _AWAY_MS, to let replies after it come."""
         _, left = self.queue.pop()
         self._unread_records -= len(left)
         self._unread_bytes -= left.stamp.size

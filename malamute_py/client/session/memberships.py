@@ -86,7 +86,7 @@ class MembershipOwner(Protocol):
         """Wake the reader of a membership: what it may take was in doubt before."""
 
     def note_lease(self, membership: Membership) -> None:
-        """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
+        """Renew the leases of a membership, or no longer, by the lease that SUBSCRIBED told."""
 
     def over(self, membership: Membership) -> None:
         """Forget a membership that has ended."""
@@ -170,7 +170,7 @@ class Membership(Standing):
         return item
 
     def give_up(self, offsets: Iterable[int]) -> list[int]:
-        """Take records out of hand that the reader is done with; returns those that it had."""
+        """Take records out of hand that are acknowledged now; returns those that were in hand."""
         mine = []
         for offset in offsets:
             if offset in self.in_hand:
@@ -276,7 +276,7 @@ class Membership(Standing):
         return bool(self._doubts) or self._asks or (self._unplanned and self.renew_at_ms > 0)
 
     def discard(self) -> None:
-        """Drop what waits: the broker gives it to others."""
+        """Drop what waits, as the link or the reader has gone: the broker gives it to others."""
         self.queue.clear()
         self._doubts.clear()
         self._waiting.clear()

@@ -77,7 +77,7 @@ class Receivers:
         self.end(opened)
 
     def end_all(self, error: MalamuteError | None) -> None:
-        """End everything: in order, or with an error that the consumers get."""
+        """End everything with the session: in order, or with an error that the consumers get."""
         for opened in list(self.by_number.values()):
             if error is not None:
                 opened.fail(error)

@@ -348,7 +348,7 @@ class Session:
     # --- what the caller asks for ----------------------------------------------------------
 
     def request(self, make: Callable[[int], wire.Command], token: Any) -> wire.Command:
-        """Send the command that `make(request number)` gives; the event Answered has the token.
+        """Send a command that a RESULT answers, made by `make(number)`; Answered has the token.
 
         It is sent again after a reconnect, unless repeating it could do harm. Returns the command.
         Raises what ended the session, or LocalProtocolError: an argument is wrong.

@@ -239,7 +239,7 @@ class SubscriptionState(Opened):
         self.discard()
 
     def discard(self) -> None:
-        """Drop what was received and not consumed."""
+        """Drop what was received and not consumed, as the consumer has gone."""
         self.inbox.clear()
         self._taken = None
         self.held_records = self.held_bytes = 0

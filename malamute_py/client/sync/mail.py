@@ -486,7 +486,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         return self._inbox._acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
     def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have it delivered again, to any reader, after so many milliseconds."""
+        """Have the message delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
         return self._inbox._acknowledge([(number, number + 1)], again_ms, timeout_ms)
@@ -496,12 +496,12 @@ class SyncMailBatch(MailBatchBase[SyncMail]):
     """Messages that were sent together."""
 
     def ack(self, timeout_ms: Wait = "default") -> bool:
-        """All of them were received for good; see SyncMail.ack()."""
+        """Acknowledge all of the messages for good; see SyncMail.ack()."""
         acked: bool = self._reader._acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
     def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have all of them delivered again after so many milliseconds."""
+        """Have all of the messages delivered again after so many milliseconds."""
         acked: bool = self._reader._acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )

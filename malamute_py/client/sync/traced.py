@@ -440,7 +440,7 @@ class SyncTracedStep(SyncAtomicStep):
         return span
 
     def give_up(self) -> None:
-        """Give the step up: nothing of it happens."""
+        """Give the step up, of which nothing happens, and end its span."""
         super().give_up()
         self._span.end()
         self._span = INVALID_SPAN
