@@ -203,7 +203,7 @@ def reason_of(value: Any) -> str:
 
 
 def one_of(name: str, value: Any, known: Sequence[str], code: str = "bad_setting") -> None:
-    """One of a few words. Raises LocalProtocolError, `bad_setting` or as `code` says."""
+    """Check that a value is one of a few words. Raises LocalProtocolError by `code`."""
     if not isinstance(value, str) or value not in known:
         raise wrong(name, value, f"one of {', '.join(map(repr, known))}", code)
 
@@ -224,7 +224,7 @@ def truth(name: str, value: Any) -> bool:
 
 
 def callback_of(name: str, value: Any) -> None:
-    """Something that can be called, or None. Raises LocalProtocolError `bad_setting`."""
+    """Check that a value can be called, or is None. Raises LocalProtocolError `bad_setting`."""
     if value is not None and not callable(value):
         raise wrong(name, value, f"a function or None, not a {type(value).__name__}")
 
@@ -305,7 +305,7 @@ def several(name: str, value: Any) -> Any:
 
 
 def _by_place(value: Any) -> Any:
-    """Return a sequence whose items and slices go by place.
+    """Return a sequence whose items and slices go by their positions, from 0.
 
     A deque has no slices, and a Series of pandas has its items by its index.
     """

@@ -59,7 +59,7 @@ def changed_fields(fields: Mapping[str, str] | None) -> Mapping[str, str] | None
 
 
 def is_elsewhere(answer: Mapping[str, Any]) -> bool:
-    """Whether a RESULT of GET_KEY tells of a value that is too large for it."""
+    """Whether a RESULT of GET_KEY lacks the value, which is too large: it is read as a record."""
     return bool(answer.get("revision")) and "body" not in answer and "batch" not in answer
 
 
@@ -106,7 +106,7 @@ def _entry_of_batch(key: str, content: Content, row: int, revision: int, time_ms
 
 
 def entry_of_record(record: Record) -> KeyEntry:
-    """Return the entry of a record."""
+    """Return the entry of a record that a subscription brought: a value, or a deletion."""
     fields = dict(record.fields)
     deleted = is_deletion(fields.items())
     value: bytes | list[bytes] = b""

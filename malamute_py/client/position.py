@@ -105,7 +105,7 @@ def milliseconds(time: datetime | int) -> int:
 
 
 def as_datetime(time_ms: int) -> datetime:
-    """Return a datetime in UTC, with each millisecond: a float of seconds would lose some."""
+    """Return milliseconds since 1970 as UTC; by a float of seconds some would get lost."""
     whole = datetime.fromtimestamp(time_ms // 1000, tz=UTC)
     return whole.replace(microsecond=time_ms % 1000 * 1000)
 

@@ -92,8 +92,9 @@ class Spans:
         """Spans that are over, and when in ns: those of calls of threads that do not wait."""
 
     def connected(self, endpoints: tuple[str, ...], identity: Callable[[], str]) -> Spans:
-        """Return the maker for a client. identity: tells the client's, which the broker may change.
+        """Return the maker for a traced client that is being made.
 
+        identity: tells the client's, which the broker may change.
         Its spans have the host and port of the broker where there is one endpoint, by tcp.
         """
         common: dict[str, Any] = {}

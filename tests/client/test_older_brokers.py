@@ -93,7 +93,7 @@ async def test_a_stream_of_an_older_broker_has_its_uuid_and_its_keys(kind: Any) 
     try:
         found = await shell.do("stream_versions", "s")
         assert (found.uuid, found.keep) == (b"u" * 16, "last-per-subject")
-        assert await shell.call(shell.client.kv("s")._known) == []
+        assert await shell.call(shell.client.kv("s")._marker_body) == []
     finally:
         await shell.do("close")
         broker.close()

@@ -550,7 +550,7 @@ async def test_a_timeout_amid_the_records_of_a_call_ends_the_transaction(
 async def test_a_beginning_whose_wait_was_over_leaves_nothing_open(connect: Connect) -> None:
     shell = await connect()
     transaction = shell.client.transaction()
-    arrived = transaction._arrived
+    arrived = transaction._until_taken
 
     async def late(*given: Any) -> None:
         await arrived(*given)
@@ -560,7 +560,7 @@ async def test_a_beginning_whose_wait_was_over_leaves_nothing_open(connect: Conn
         arrived(*given)
         raise Timeout("late")
 
-    transaction._arrived = late if shell.kind == "asyncio" else late_sync
+    transaction._until_taken = late if shell.kind == "asyncio" else late_sync
     with pytest.raises(Timeout):
         await shell.call(transaction.begin)
     for _ in range(100):

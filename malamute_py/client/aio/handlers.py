@@ -219,7 +219,7 @@ def drain_on_signals(link: LoopLink) -> Iterator[None]:
 
 
 async def together(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Await all of them; the first error ends the others, and is raised as it is."""
+    """Await all calls; the first error ends the others, and is raised itself, not in a group."""
     try:
         async with asyncio.TaskGroup() as group:
             for call in calls:

@@ -131,7 +131,7 @@ class KeyView:
         broker has just begun with, and Client.refused_unconfirmed counts it.
         """
         if self._empty is None:
-            await self._known()  # else a put would make the stream, without keys
+            await self._marker_body()  # else a put would make the stream, without keys
         return await self._change(
             key, value, changed_fields(fields), codec, None, confirm, timeout_ms
         )
@@ -173,7 +173,7 @@ class KeyView:
         revision; 0 stands for no key, so that another one is refused where there is none. Raises
         as update().
         """
-        empty = await self._known()  # The body of a marker, which depends on the stream's kind.
+        empty = await self._marker_body()
         wanted = None if revision is None else revision_of(revision)
         fields = {DELETION_FIELD: ""}
         return await self._change(key, empty, fields, None, wanted, confirm, timeout_ms)
@@ -212,7 +212,7 @@ class KeyView:
                 self._empty = None  # the next put asks for the stream again
             raise
 
-    async def _known(self) -> bytes | list[bytes]:
+    async def _marker_body(self) -> bytes | list[bytes]:
         """Return the body of a deletion marker; asks the broker whether the stream has keys, once.
 
         A first put would otherwise make a stream that keeps no keys. The marker's body is empty: of

@@ -268,7 +268,7 @@ class LoopLink:
         if not self.quiet.is_set() and self.session.idle:
             self.quiet.set()
         # The callers who have just been told something run now, in this turn of the event loop.
-        # _rest_at_last() comes behind them: what they ask for leaves together.
+        # _rest_at_last() comes after them: what they ask for leaves together.
         if self.session.mailboxes.holding:
             self._gathered = True  # held acknowledgements leave then, at the latest
         elif not events:
@@ -280,7 +280,10 @@ class LoopLink:
             self.loop.call_soon(self._rest_at_last)
 
     def _rest_at_last(self) -> None:
-        """Make the step that gathering calls were waiting for, or rest if there is none."""
+        """Make the step that gathering calls were waiting for, or rest if there is none.
+
+        The event loop calls it after the callers that the last step has told something.
+        """
         self._resting = False
         self._told = 0
         if self._gathered:
@@ -520,7 +523,7 @@ class LoopLink:
         return wait
 
     def _give_room(self) -> None:
-        """Wake callers that wait for room in the window, in order, as far as it reaches."""
+        """Wake callers that wait in room(), in order, as far as the window's room reaches."""
         left = self.session.window.left
         while self._room and left > 0:
             future, size = self._room.popitem(last=False)

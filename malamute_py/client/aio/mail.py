@@ -495,7 +495,7 @@ class Mail(Letter, frozen=True, eq=False, gc=False):
         return await self._inbox._acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have it delivered again, to any reader, after so many milliseconds."""
+        """Have the message delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
         return await self._inbox._acknowledge([(number, number + 1)], again_ms, timeout_ms)
@@ -505,12 +505,12 @@ class MailBatch(MailBatchBase[Mail]):
     """Messages that were sent together."""
 
     async def ack(self, timeout_ms: Wait = "default") -> bool:
-        """All of them were received for good; see Mail.ack()."""
+        """Acknowledge all of the messages for good; see Mail.ack()."""
         acked: bool = await self._reader._acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
     async def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have all of them delivered again after so many milliseconds."""
+        """Have all of the messages delivered again after so many milliseconds."""
         acked: bool = await self._reader._acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )
@@ -551,7 +551,7 @@ class Inbox(InboxBase[Mail]):
 
     async def __anext__(self) -> Mail:
         if True:  # sync: with self._link.lock:
-            if self._read():  # with ack="next" the message before is acknowledged
+            if self._done_with_last():  # with ack="next" the message before is acknowledged
                 self._link.wake_up()
             self._until_pause -= 1  # asyncio only
             if self._until_pause <= 0:  # asyncio only
@@ -567,7 +567,7 @@ class Inbox(InboxBase[Mail]):
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
         if True:  # sync: with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             if not self._left and not await self._fill(timeout_ms):
                 return None
@@ -579,7 +579,7 @@ class Inbox(InboxBase[Mail]):
         With ack="next" all of them are acknowledged when more is asked for. Raises as next().
         """
         if True:  # sync: with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             item = self._rest()
             if item is None:
@@ -655,5 +655,5 @@ class Inbox(InboxBase[Mail]):
         """Close; the message at hand counts as read unless the block raised."""
         if True:  # sync: with self._link.lock:
             if kind is None:
-                self._read()
+                self._done_with_last()
         await self.close()

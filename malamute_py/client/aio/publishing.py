@@ -265,7 +265,10 @@ class PublishVerbs(AsyncVerbs):
         keep: bool = True,
         kind: type[BulkPublisher] | None = None,
     ) -> BulkPublisher:
-        """Begin a run. kind: its class; None: the plain one. A traced client has another."""
+        """Begin a run, as publisher() and the verbs of many records do.
+
+        kind: its class; None: the plain one. A traced client has another.
+        """
         name_of("stream", stream)
         kind = BulkPublisher if kind is None else kind
         return kind(self._link, stream, level_number(confirm), keep, timeout_ms)

@@ -164,7 +164,7 @@ def handed_over(operation: str, verb: Verb) -> Verb:
 
 
 def _confirmed(span: Span, future: asyncio.Future[Any]) -> None:  # asyncio only
-    """End the span of a call whose confirm is there, or will never be."""
+    """End the span of a call of handed_over(), whose future is done."""
     if future.cancelled():
         failed(span, asyncio.CancelledError())
     elif (error := future.exception()) is not None:
@@ -314,6 +314,7 @@ def staged(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     async def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Call the verb within a span of its own."""
         given = [*arguments]
         with ending(self._staging(of_call, given, options)):
             return await verb(self, *given, **options)
@@ -461,7 +462,7 @@ class TracedStep(AtomicStep):
         return span
 
     def give_up(self) -> None:
-        """Give the step up: nothing of it happens."""
+        """Give the step up, of which nothing happens, and end its span."""
         super().give_up()
         self._span.end()
         self._span = INVALID_SPAN
@@ -522,7 +523,7 @@ class TracedTransaction(Transaction):
     publish_table = staged(Transaction.publish_table)
 
     def _staging(self, of_call: _Call, given: list[Any], options: dict[str, Any]) -> Span:
-        """Start the span of a call that adds records: in the current trace, else in its own."""
+        """Start the span of a call that adds records; its parent: the current, else self._span."""
         current = get_current_span().get_span_context()
         context = None if current.is_valid else set_span_in_context(self._span)
         span = of_call.begin(self._link, given, options, context)

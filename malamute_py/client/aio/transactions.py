@@ -96,7 +96,7 @@ class Transaction:
         if not self._opened.open:
             await self._begin()
         try:
-            await self._arrived(timeout_ms)
+            await self._until_taken(timeout_ms)
         except BaseException:
             # The broker may open it yet, and would keep it until its time is over.
             self._abandon()
@@ -115,7 +115,7 @@ class Transaction:
         await self._send(step)
 
     def _check_told(self) -> None:
-        """Raise LocalProtocolError where a commit left whose outcome its caller was not told."""
+        """Raise LocalProtocolError if a commit's outcome was not told: no other may begin."""
         if self._in_doubt:
             raise LocalProtocolError(
                 "unexpected",
@@ -180,7 +180,7 @@ class Transaction:
             opened.check_open()
         try:
             if unanswered is None:
-                await self._arrived(_left(until_ms))
+                await self._until_taken(_left(until_ms))
                 step = opened.commit()
             else:
                 step = opened.repeated(unanswered)
@@ -244,7 +244,7 @@ class Transaction:
             await self._take_back(timeout_ms)
 
     async def _take_back(self, timeout_ms: Wait) -> None:
-        """Roll back what a commit may have taken. Raises where it has, or may have."""
+        """Roll back what a commit may have taken; raises where the broker took it, or may have."""
         if self._committed is not None:
             self._check_told()  # raises: the broker has said that it took the commit
         opened, unanswered = self._opened, self._taking_back
@@ -263,7 +263,7 @@ class Transaction:
         self._in_doubt = False
 
     async def _end(self, timeout_ms: Wait) -> None:
-        """Roll it back, unless it is over already."""
+        """Roll it back, as is asked for or as its commit was refused; it may be over already."""
         self._stop_waiting()
         try:
             await self._take(self._opened.roll_back(), timeout_ms)
@@ -272,7 +272,7 @@ class Transaction:
                 raise
 
     def _stop_waiting(self) -> None:
-        """Stop waiting for the answer to the chunk under way."""
+        """Stop waiting for the answer to the chunk under way: the transaction is rolled back."""
         future = self._future  # asyncio only
         step, self._step, self._future = self._step, None, None
         if future is not None and future.done():  # asyncio only
@@ -434,18 +434,18 @@ class Transaction:
 
     async def _flush(self) -> None:
         """Stage the records that have gathered, once the broker has taken the chunk before them."""
-        await self._arrived("default")
+        await self._until_taken("default")
         await self._send(self._opened.take())
 
     async def _send(self, step: Step) -> None:
-        """Put a step on its way whose answer is waited for later."""
+        """Put the beginning or a chunk on its way; _until_taken() waits for the answer later."""
         future: asyncio.Future[Confirmation] = self._link.loop.create_future()
         # Before the wait for room: a step that did not get any leaves with the next call.
         self._step = step
         await self._put(step, future, "default")
         self._future = future
 
-    async def _arrived(self, timeout_ms: Wait) -> None:
+    async def _until_taken(self, timeout_ms: Wait) -> None:
         """Wait until the broker has taken the beginning or chunk that is under way.
 
         Raises what it answered, also to records of earlier calls. A chunk that is refused as too

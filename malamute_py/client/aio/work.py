@@ -223,7 +223,7 @@ class Request(RequestBase):
         """Say that the request is done, without a (further) reply.
 
         Returns once that is on its way; wait=True: when the broker has confirmed it, False
-        then: it is not in our hands any more.
+        then: it is not in our hands any more. Raises as reply().
         """
         return await self._end(COMPLETED, wait, timeout_ms)
 
@@ -242,21 +242,21 @@ class Request(RequestBase):
         wait: bool = False,
         timeout_ms: Wait = "default",
     ) -> bool:
-        """Back into the queue, for any worker, after so many milliseconds; see complete().
+        """Put it back into the queue, for any worker, after so many milliseconds; see complete().
 
         reason: the dead letter repeats it, should this have been the last attempt.
         """
         return await self._end(RETURNED, wait, timeout_ms, again_ms=delay_ms, reason=reason)
 
     async def release(self, *, wait: bool = False, timeout_ms: Wait = "default") -> bool:
-        """Back into the queue at once, for any worker; it counts as no attempt. See complete().
+        """Put it back into the queue at once, for any worker, as no attempt. See complete().
 
         For a worker that stops, not for a request that cannot be done: that one would never end.
         """
         return await self._end(RELEASED, wait, timeout_ms)
 
     async def received(self, timeout_ms: Wait = "default") -> bool:
-        """Tell the broker that it has arrived, which the service's facts show."""
+        """Tell the broker that the request has arrived, which the service's facts show."""
         return await self._report(RECEIVED, timeout_ms)
 
     async def renew(self, timeout_ms: Wait = "default") -> bool:
@@ -280,6 +280,7 @@ class Request(RequestBase):
 
         state: COMPLETED, FAILED, RETURNED (into the queue, after again_ms) or RELEASED (at once,
         counting as no attempt). Returns False when it came too late: the request was not held.
+        Raises LocalProtocolError `conflict`: it was finished already.
         """
         link: LoopLink = self.offering.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None

@@ -217,8 +217,8 @@ class Transport:
             case zmq.Event.CLOSED:
                 return Failure("closed", f"nothing answers at {self.endpoint}", final=False)
             case zmq.Event.CONNECT_RETRIED:
-                # Behind each other failure, which was returned before; alone where no connection
-                # could be begun.
+                # It follows on each other failure, which was returned before; it comes alone where
+                # no connection could be begun.
                 reason = f"the host name in {self.endpoint} has no address here; is it spelt right?"
                 return Failure("unknown_host", reason, final=False)
             case zmq.Event.DISCONNECTED:

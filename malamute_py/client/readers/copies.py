@@ -16,7 +16,7 @@ def blobs(record: Record) -> bytes | list[bytes] | None:
     """Return the body: bytes, or a list of its parts; None for a row of an Arrow table."""
     try:
         return record.body
-    except TypeError:
+    except TypeError:  # it is a list of parts, or a row of a table
         try:
             return record.parts
         except TypeError:

@@ -54,7 +54,7 @@ class MemberBase(SubscriptionBase):
         return known
 
     def _unhand(self, offsets: list[int]) -> None:
-        """Forget offsets that the caller acknowledged by name."""
+        """Forget offsets that the caller acknowledged itself: the next call need not."""
         if self._handed:
             named = set(offsets)
             self._handed = [offset for offset in self._handed if offset not in named]

@@ -138,14 +138,14 @@ class InboxBase(Generic[One]):
         self._rows = iter(rows_of(batch))
 
     def _next_at_hand(self) -> One:
-        """The next of the messages at hand; there is one."""
+        """Return the next message at hand; the caller has made sure that there is one."""
         mail: One = self._letter(self._batch, next(self._rows), self._of, self)
         self._left -= 1
         if self._acks_next:
             self._last = mail.number  # type: ignore[attr-defined]
         return mail
 
-    def _read(self) -> bool:
+    def _done_with_last(self) -> bool:
         """Count what was handed over last as read; returns whether there was anything to count.
 
         With ack="next" the shells call it before they hand over more.

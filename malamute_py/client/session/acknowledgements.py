@@ -313,7 +313,7 @@ class Acks:
     def _halves(self, ack: Ack) -> list[Ack]:
         """Return two acknowledgements of half of the numbers each, with the callers of each.
 
-        It is refused as a whole, or has too many ranges for one command.
+        It was refused as a whole, or has too many ranges for one command.
         """
         below, above = Ack(self, ack.owner, ack.form), Ack(self, ack.owner, ack.form)
         below.ranges, above.ranges = split(ack.ranges)

@@ -46,6 +46,7 @@ class Attempts:
         self.linked_ms = now_ms
         """When the newest link was opened."""
         self.retry_at_ms = now_ms
+        """When the next attempt is due, while there is no link."""
         self._settings = settings
         self._random = random
         self._attempt = 0
@@ -130,7 +131,7 @@ class Attempts:
     def standing(self, state: LinkState, now_ms: int) -> str:
         """Say whether there is a link and the broker takes what is sent, else why not.
 
-        It is the end of the error of a caller whose time is over.
+        The Timeout of a call ends with these words.
         """
         if state is LinkState.LINKED:
             up = "the link to the broker is up"

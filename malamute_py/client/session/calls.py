@@ -107,7 +107,10 @@ def make_row(
 
 
 def _packed(body: Any, codec: str | None) -> tuple[bytes | list[bytes], int, Packing | None]:
-    """(body as it is encoded, count of its bytes, packing). Raises LocalProtocolError."""
+    """Return (body to encode, count of its bytes, packing) of a body that needs a look.
+
+    Only plain bytes without a codec need none. Raises LocalProtocolError.
+    """
     number = codec_of(codec)
     if isinstance(body, list | tuple):
         blobs = list(map(_blob, body))
@@ -137,7 +140,7 @@ cannot be asked whether it is 0."""
 
 
 def request_terms(need_workers: bool, delay_ms: int, priority: int) -> Terms:
-    """Return terms that few requests have, checked. Raises LocalProtocolError: one is wrong."""
+    """Return terms that few requests have and their callers gave. Raises LocalProtocolError."""
     return Terms(
         truth("need_workers", need_workers),
         duration("delay_ms", delay_ms),

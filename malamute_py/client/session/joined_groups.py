@@ -64,7 +64,7 @@ class Memberships(Acknowledging):
         self._arrived(membership)  # a caller that waits for a record stops
 
     def note_lease(self, membership: Membership) -> None:
-        """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
+        """Renew the leases of a membership, or no longer, by the lease that SUBSCRIBED told."""
         if membership.lease_ms:
             self._leased[membership] = None
         else:
@@ -79,7 +79,7 @@ class Memberships(Acknowledging):
         self._consumed(membership)
 
     def over(self, membership: Membership) -> None:
-        """Forget a membership that has ended."""
+        """Forget a membership that has ended; callers that wait for it get its error."""
         self._leaving.pop(membership, None)
         self._leased.pop(membership, None)
         error = membership.error or ConnectionLost("the membership was closed")

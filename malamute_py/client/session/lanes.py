@@ -108,7 +108,7 @@ class OutgoingBatch(ABC):
         return part
 
     def encode(self) -> None:
-        """Make the content. Raises whatever a row raises that cannot be encoded."""
+        """Make the content, as the batch leaves first. Raises what encoding a row raises."""
         self.content = content_of(self.rows, self.lane.owner.limits)
         self.bytes = len(self.content) + STAMP_BYTES
 
@@ -125,7 +125,7 @@ class OutgoingBatch(ABC):
         self.lane.owner.refused(self, error, now_ms)
 
     def replaced(self, parts: list[Any]) -> None:  # noqa: B027 - most keep nothing beside rows
-        """Let the callers of the rows wait for other batches: this one is not sent again."""
+        """Take note that `parts` leave instead of this batch, for the callers of its rows."""
 
     @abstractmethod
     def settle(self, outcome: Confirm | MalamuteError) -> None:
@@ -377,7 +377,7 @@ class Lanes(ABC, Generic[Kind]):
             self.fail_lane(lane, error)
 
     def fail_lane(self, lane: Lane[Kind], error: MalamuteError) -> None:
-        """Fail all that is in a lane; answers to what is under way are not awaited any more."""
+        """Fail all in a lane, whose offer or session has ended: no answer is awaited."""
         for batch in list(lane.sent):
             if batch.counted:
                 self._uncount(batch)

@@ -65,6 +65,7 @@ class MailboxView:
         self._given: list[Range] = []
         """Numbers that it was given; those in hand are not acknowledged."""
         self._sift_at = _GIVEN_MAX
+        """Length of `_given` at which ranges are dropped of which nothing is in hand."""
         self._done_first = self._done_end = -1
         """A run of numbers that were read and are acknowledged with the next turn."""
 
@@ -90,7 +91,7 @@ class MailboxView:
         return item
 
     def forget(self, ranges: list[Range]) -> None:
-        """Drop numbers that were given to this reader once and come again, to whichever reader."""
+        """Drop numbers that come again, to whichever reader: this one gives them back no more."""
         given = self._given
         if not given:
             return
@@ -238,7 +239,7 @@ class OpenedMailbox(Opened):
         return self._unread_records > PARKED_RECORDS_MAX or self._unread_bytes > PARKED_BYTES_MAX
 
     def send_away(self) -> None:
-        """Give the newest unread delivery back to the broker, to come again after _AWAY_MS."""
+        """Give the newest unread delivery back for _AWAY_MS, to let replies after it come."""
         _, left = self.queue.pop()
         self._unread_records -= len(left)
         self._unread_bytes -= left.stamp.size
@@ -306,7 +307,7 @@ class OpenedMailbox(Opened):
         self._of_earlier_links.difference_update(numbers)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """Wait: an acknowledgement of each by itself, or the link's end, tells whose they are."""
+        """Do nothing: an acknowledgement of each, or the link's end, tells whose they are."""
 
     def give_back(self, numbers: list[int]) -> None:
         """Have the broker hand out again what no program knows of: see Step.give_back_untold."""

@@ -86,7 +86,7 @@ class MembershipOwner(Protocol):
         """Wake the reader of a membership: what it may take was in doubt before."""
 
     def note_lease(self, membership: Membership) -> None:
-        """Renew the leases of a membership from now on, or no longer, by its `lease_ms`."""
+        """Renew the leases of a membership, or no longer, by the lease that SUBSCRIBED told."""
 
     def over(self, membership: Membership) -> None:
         """Forget a membership that has ended."""
@@ -170,7 +170,7 @@ class Membership(Standing):
         return item
 
     def give_up(self, offsets: Iterable[int]) -> list[int]:
-        """Take records out of hand that the reader is done with; returns those that it had."""
+        """Take records out of hand that are acknowledged now; returns those that were in hand."""
         mine = []
         for offset in offsets:
             if offset in self.in_hand:
@@ -180,7 +180,10 @@ class Membership(Standing):
         return mine
 
     def doubt(self, batches: list[HeldBatch]) -> None:
-        """Keep batches that others may have by now until the broker has said whose they are."""
+        """Keep batches that others may have by now until the broker has said whose they are.
+
+        Called when a lease has ended: for what waits here, and for what the reader has at hand.
+        """
         # What was delivered again waits in the queue, and is ours.
         rest = [batch.part(self._waiting, inside=False) for batch in batches]
         left = [batch for batch in rest if batch is not None]
@@ -273,7 +276,7 @@ class Membership(Standing):
         return bool(self._doubts) or self._asks or (self._unplanned and self.renew_at_ms > 0)
 
     def discard(self) -> None:
-        """Drop what waits: the broker gives it to others."""
+        """Drop what waits, as the link or the reader has gone: the broker gives it to others."""
         self.queue.clear()
         self._doubts.clear()
         self._waiting.clear()
@@ -283,7 +286,7 @@ class Membership(Standing):
         """Offset from which on records of a stream and an epoch were rewound; inf: none were."""
         if uuid != self.stream_uuid:
             return 0  # they are of a former stream of the name: all are void
-        return min((to for until, to in self._rewinds if epoch <= until), default=inf)
+        return min((to for last_epoch, to in self._rewinds if epoch <= last_epoch), default=inf)
 
     @property
     def settling(self) -> bool:
@@ -333,7 +336,7 @@ class Membership(Standing):
             self._of_earlier_links.pop(number, None)
 
     def lost_to_others(self, numbers: list[int]) -> None:
-        """Wait: an acknowledgement of each by itself, or the link's end, tells whose they are."""
+        """Do nothing: an acknowledgement of each, or the link's end, tells whose they are."""
 
     def give_back(self, numbers: list[int]) -> None:
         """Have the broker hand out records again that came back from a step whose caller has gone.
@@ -551,7 +554,8 @@ class Membership(Standing):
                     f"records beyond what DELIVER names, of subscription {self.number}",
                 )
         for found in unreadable:
-            following = batches[found.place : found.place + 1]  # the readable batch after it
+            at = found.readable_before
+            following = batches[at : at + 1]  # the readable batch after it, if any
             until = int(following[0].offsets[0]) if following else command.next
             self._acknowledge_unreadable(found, until)
         # A member that leaves takes no more: the broker gives its records to others.
@@ -645,10 +649,13 @@ class Membership(Standing):
 
 
 def decided(member: Membership) -> bool:
-    """Whether the broker has accepted or refused a membership."""
+    """Whether the broker has accepted or refused a membership, for edit_group() to wait for."""
     return member.accepted or member.ended
 
 
 def has_left(member: Membership) -> bool:
-    """Whether a membership whose reader is gone has ended at the broker; True: it has a reader."""
+    """Whether a membership is not just being left: it has ended, or has a reader.
+
+    Verbs that a member would hinder, as remove_group(), wait for it.
+    """
     return member.ended or not member.leaving

@@ -94,15 +94,15 @@ class OutgoingMessages:
         if self._suspect is not None:
             # One of the commands is suspected to end links: each unit is followed by a PING.
             for unit, contents in _units(commands, frames):
-                if self._sent_whole(unit, contents):
+                if self._made_one(unit, contents):
                     ping = self._suspect(unit)
                     self._messages.append(encode_message([ping]))
                 else:
                     self._fails(unit)
-        elif not self._sent_whole(commands, frames):
-            self._send_parts(_units(commands, frames))
+        elif not self._made_one(commands, frames):
+            self._make_of_halves(_units(commands, frames))
 
-    def _sent_whole(self, commands: list[Command], frames: list[Any]) -> bool:
+    def _made_one(self, commands: list[Command], frames: list[Any]) -> bool:
         """Make one message of these; False: it cannot be, or would be too long."""
         try:
             message = encode_message(commands, frames)
@@ -114,7 +114,7 @@ class OutgoingMessages:
         self._messages.append(message)
         return True
 
-    def _send_parts(self, units: list[tuple[list[Command], list[Any]]]) -> None:
+    def _make_of_halves(self, units: list[tuple[list[Command], list[Any]]]) -> None:
         """Make messages of halves of these units, which did not fit in one together.
 
         It goes down to single units, which cannot be sent at all.
@@ -125,8 +125,8 @@ class OutgoingMessages:
             return
         for half in (units[: len(units) // 2], units[len(units) // 2 :]):
             commands = [command for unit, _ in half for command in unit]
-            if not self._sent_whole(commands, [frame for _, frames in half for frame in frames]):
-                self._send_parts(half)
+            if not self._made_one(commands, [frame for _, frames in half for frame in frames]):
+                self._make_of_halves(half)
 
     def _fails(self, commands: list[Command]) -> None:
         """Note commands that no message can carry, with the error for their callers.

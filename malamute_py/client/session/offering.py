@@ -256,7 +256,7 @@ class Offering(Opened):
         """Last replies to requests that another worker has by now, by the request's number."""
         self._still_running: dict[int, RequestBase] = {}
         """Requests that were taken from us, while their handlers are at it."""
-        self._behind: dict[int, RequestBase] = {}
+        self._came_again: dict[int, RequestBase] = {}
         """Handed to us once more meanwhile: they are begun when those handlers have ended."""
 
     # --- the worker's side -------------------------------------------------------------------
@@ -278,13 +278,13 @@ class Offering(Opened):
 
     def take_waiting(self) -> list[RequestBase]:
         """Take out all requests that were not begun, as the worker drains."""
-        waiting = [*self.queue, *self._behind.values()]
+        waiting = [*self.queue, *self._came_again.values()]
         self.queue.clear()
-        self._behind.clear()
+        self._came_again.clear()
         return [request for request in waiting if not request.lost]
 
     def finish(self, request: RequestBase) -> bool:
-        """Mark a request as finished; False: it was before.
+        """Mark a request as finished, which makes room for another one; False: it was before.
 
         Its end is about to be sent, or it is not this worker's any more.
         """
@@ -347,7 +347,7 @@ class Offering(Opened):
         if self._still_running.get(request.number) is not request:
             return  # it was this worker's to the end
         del self._still_running[request.number]
-        again = self._behind.pop(request.number, None)
+        again = self._came_again.pop(request.number, None)
         if again is not None and self.in_hand.get(again.number) is again:
             self.queue.append(again)
             self.offerings.arrived(self)
@@ -587,7 +587,7 @@ class Offering(Opened):
             in_hand[request.number] = request
             self.unfinished += 1
             if request.number in self._still_running:
-                self._behind[request.number] = request
+                self._came_again[request.number] = request
             else:
                 queue.append(request)
         self._lease_ms = command.lease_ms
@@ -649,6 +649,6 @@ class Offering(Opened):
     def over(self) -> None:
         """Forget everything of the offer, which has ended."""
         self._still_running.clear()
-        self._behind.clear()
+        self._came_again.clear()
         self._late.clear()
         self.offerings.over(self)

@@ -160,7 +160,7 @@ class Offerings(Acknowledging):
 
         state: which of these. token: gets True, or False: too late. It leaves when all replies to
         the request are answered. Returns False when the request has had its end already: nothing
-        was done.
+        was done. Raises what ended the offer, or LocalProtocolError: an argument is wrong.
         """
         offering = request.offering
         again_ms, reason = duration("delay_ms", again_ms), reason_of(reason)

@@ -85,7 +85,7 @@ class KeyedBatch(OutgoingBatch):
 
     @property
     def forgotten(self) -> bool:
-        """Whether nothing is to be done when its time is over."""
+        """Whether nothing is to be done when its time is over: its deadline may be dropped."""
         return self.state == OVER
 
     def part(self, rows: list[Any]) -> OutgoingBatch:
@@ -273,7 +273,7 @@ class Outbox(Lanes[KeyedBatch]):
         batch.key = self.new_key()
         batch.sealed = True
         self.queue(batch)
-        self._expect(batch, options.get("until_ms", 0))
+        self._set_deadline(batch, options.get("until_ms", 0))
 
     def join(self, batch: KeyedBatch, row: OutgoingRow, until_ms: int) -> bool:
         """Add a row of the same kind to the last batch of its lane; False: it does not fit.
@@ -311,9 +311,9 @@ class Outbox(Lanes[KeyedBatch]):
             batch.sealed = True
         self.begin(batch, row)
         if until_ms:
-            self._expect(batch, until_ms)
+            self._set_deadline(batch, until_ms)
 
-    def _expect(self, batch: KeyedBatch, until_ms: int) -> None:
+    def _set_deadline(self, batch: KeyedBatch, until_ms: int) -> None:
         """Have wake() call the batch's given_up() at a time; 0: never."""
         if not until_ms:
             return
@@ -337,7 +337,7 @@ class Outbox(Lanes[KeyedBatch]):
 
         Called by requests that their callers have given up, to forget them if no notice comes.
         """
-        self._expect(batch, max(batch.until_ms, self._now_ms) + after_ms)
+        self._set_deadline(batch, max(batch.until_ms, self._now_ms) + after_ms)
 
     def fail_all(self, error: MalamuteError) -> None:
         """Fail everything unconfirmed, and every later call: the session has ended."""
@@ -357,7 +357,7 @@ class Outbox(Lanes[KeyedBatch]):
             heapq.heappop(deadlines)
             if batch.until_ms > now_ms:
                 # A row with a later time joined it since; in a heap an entry cannot be moved.
-                self._expect(batch, batch.until_ms)
+                self._set_deadline(batch, batch.until_ms)
             else:
                 batch.given_up()
                 if batch.state == QUEUED:
@@ -437,7 +437,7 @@ class Outbox(Lanes[KeyedBatch]):
         batch.replaced([kept])  # Its callers wait for the new batch from now on.
         batch.state = OVER
         if kept.count:
-            self._expect(kept, kept.until_ms)
+            self._set_deadline(kept, kept.until_ms)
         else:
             kept.state = OVER
         return kept  # type: ignore[no-any-return]
@@ -446,7 +446,7 @@ class Outbox(Lanes[KeyedBatch]):
         """Replace a batch that was not taken by its halves, under new keys and its deadline."""
         parts = super()._divide(batch)
         for part in parts:
-            self._expect(part, part.until_ms)
+            self._set_deadline(part, part.until_ms)
         return parts
 
     def next_wake(self) -> int | None:

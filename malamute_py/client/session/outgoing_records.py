@@ -150,13 +150,13 @@ class OutgoingRecords(OutgoingBatch):
             # is about those that the codec leaves.
             self.content = content_of(rows, lane.owner.limits, producer)
         self.bytes = len(self.content) + STAMP_BYTES
-        self._close()
+        self._drop_rows()
         if self.numbered:
             self.sequence = lane.next_sequence
             lane.next_sequence += self.records
 
     def _number(self) -> None:
-        """Give a content that its caller encoded the next sequence of the stream."""
+        """Give a content that its caller encoded the stream's next sequence, as it leaves first."""
         lane = self.lane
         wanted = lane.owner.stamp_of(lane)
         if stamped_as(self.content) != wanted:
@@ -177,10 +177,10 @@ class OutgoingRecords(OutgoingBatch):
     def settle(self, outcome: Confirm | MalamuteError) -> None:
         """Give the callers of the records their outcome."""
         if self.rows:  # it fails before it was encoded
-            self._close()
+            self._drop_rows()
         self.lane.owner.emit(Published(self.tokens, self.records, self.single, outcome))
 
-    def _close(self) -> None:
+    def _drop_rows(self) -> None:
         """Drop the rows but for their tokens: from now on the content has their bodies."""
         self.tokens = [row.token for row in self.rows]
         self.records = len(self.rows)
@@ -217,7 +217,7 @@ class OutgoingContent(OutgoingRecords):
     def _give_tokens(self, rows: list[OutgoingRow]) -> None:
         """Leave the rows without tokens: the caller has one for all."""
 
-    def _close(self) -> None:
+    def _drop_rows(self) -> None:
         """Drop the rows: their bodies are in the content."""
         self.records = len(self.rows)
         self.rows = []

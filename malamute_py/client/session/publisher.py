@@ -111,7 +111,7 @@ class Publisher(Lanes[OutgoingRecords]):
         """Number of the OPEN_PRODUCER under way; 0: none."""
         self._producer_again_ms = -1
         """No OPEN_PRODUCER before this time: the broker put the last one off."""
-        self._settled = False
+        self._producer_known = False
         """The producer is open on this link and its sequences are known."""
         self.unpromised_refusals = 0
         """Refused batches that were published with confirm="none"."""
@@ -281,7 +281,7 @@ class Publisher(Lanes[OutgoingRecords]):
     def link_down(self) -> None:
         """Put what was under way back to the head of its lane: the link has ended."""
         super().link_down()
-        self._settled = False  # the next link asks by OPEN_PRODUCER what the broker has
+        self._producer_known = False  # the next link asks by OPEN_PRODUCER what the broker has
         self._producer_request = 0
 
     def disown(self, error: MalamuteError) -> None:
@@ -305,7 +305,7 @@ class Publisher(Lanes[OutgoingRecords]):
         if request != self._producer_request:
             return False
         self._producer_request = 0
-        self._settled = True
+        self._producer_known = True
         known = (self._producer_id, self._producer_epoch)
         self._producer_id = int(value["id"])
         self._producer_epoch = int(value["epoch"])
@@ -318,7 +318,7 @@ class Publisher(Lanes[OutgoingRecords]):
             # OPEN_PRODUCER is also asked amid a link, after a refusal in one lane: what is under
             # way in others is answered under the sequences that it has.
             if not lane.sent:
-                self._settle(lane, int(expected.get(lane.place, 0)), renamed)
+                self._renumber(lane, int(expected.get(lane.place, 0)), renamed)
         return True
 
     def producer_refused(self, request: int, error: BrokerRefused, now_ms: int) -> bool:
@@ -351,7 +351,7 @@ class Publisher(Lanes[OutgoingRecords]):
             for batch in failing:
                 self._end(batch, error)
 
-    def _settle(self, lane: StreamLane, following: int, renamed: bool) -> None:
+    def _renumber(self, lane: StreamLane, following: int, renamed: bool) -> None:
         """Renumber the unconfirmed batches of a lane from the sequence that the broker expects.
 
         Called when the broker has answered OPEN_PRODUCER. following: that sequence, and from batch
@@ -361,7 +361,7 @@ class Publisher(Lanes[OutgoingRecords]):
         number_now = True  # until a batch is met that is encoded anew, maybe in parts
         for batch in lane.queue:
             if batch.sequence < 0:
-                # What is to be encoded anew was refused, and so was what had left behind it: none
+                # What is to be encoded anew was refused, and so was what had left after it: none
                 # of it is in the log, and each batch gets its sequence when it leaves.
                 number_now = number_now and not batch.numbered
                 continue
@@ -398,13 +398,13 @@ class Publisher(Lanes[OutgoingRecords]):
     def _end_pause(self, lane: Lane[OutgoingRecords], now_ms: int) -> bool:
         """End the pause of a lane whose refused batches may be tried again; False: not yet.
 
-        Not while batches that left behind the refused one are unanswered: their refusals come, too.
+        Not while batches that left after the refused one are unanswered: their refusals come, too.
         """
         if lane.sent or not super()._end_pause(lane, now_ms):
             return False
         if self.idempotent:
             # Only the broker knows what it expects after a refusal: ask again.
-            self._settled = False
+            self._producer_known = False
         return True
 
     def _holds(self, batch: OutgoingRecords, now_ms: int, out: CommandSink) -> bool:
@@ -416,7 +416,7 @@ class Publisher(Lanes[OutgoingRecords]):
         if batch.since_ms < 0:
             batch.since_ms = now_ms
             # Not if it has a sequence or was under way when a link ended: the broker may have it,
-            # and _settle() divides it when the broker says that it does not.
+            # and _renumber() divides it when the broker says that it does not.
             if (
                 batch.content
                 and batch.bytes > batch.lane.limits.batch_bytes_max
@@ -424,7 +424,7 @@ class Publisher(Lanes[OutgoingRecords]):
                 and not batch.doubtful
             ):
                 self._reopen(batch)
-        if not self._settled and batch.numbered:
+        if not self._producer_known and batch.numbered:
             if not self._producer_request and now_ms >= self._producer_again_ms:
                 self._producer_request = self._next_request()
                 out.put(
@@ -491,7 +491,7 @@ class Publisher(Lanes[OutgoingRecords]):
             self._put_back(batch)
         else:
             self._end(batch, error)
-        # Even with no pause: what left behind the batch is refused, too, and _end_pause() waits for
+        # Even with no pause: what left after the batch is refused, too, and _end_pause() waits for
         # that before the lane goes on, in the order of the calls.
         self._block(lane, now_ms + pause_ms)
         self._active[lane] = None

@@ -77,7 +77,7 @@ class Receivers:
         self.end(opened)
 
     def end_all(self, error: MalamuteError | None) -> None:
-        """End everything: in order, or with an error that the consumers get."""
+        """End everything with the session: in order, or with an error that the consumers get."""
         for opened in list(self.by_number.values()):
             if error is not None:
                 opened.fail(error)
@@ -94,7 +94,7 @@ class Receivers:
                 self.end(opened)
 
     def link_up(self) -> list[Command]:
-        """Return the commands that open everything on a new link."""
+        """Return the commands that open all on a new link, except members that stand still."""
         commands: list[Command] = []
         for opened in self.by_number.values():
             if opened.stands_still:
@@ -130,11 +130,11 @@ class Receivers:
     # --- credit ------------------------------------------------------------------------------
 
     def credit_later(self, opened: Opened) -> None:
-        """Have CREDIT sent for it with the next turn, if it is due then."""
+        """Have CREDIT sent with the next turn, if due then; as requests of an offer finish."""
         self._credit_due[opened] = None
 
     def consumed(self, opened: Opened) -> bool:
-        """Note that a consumer took something; True: CREDIT is due, so send soon."""
+        """Note that a consumer took something; True: CREDIT is due, so have a turn done soon."""
         if not opened.active or not opened.credit_due:
             return False
         self._credit_due[opened] = None

@@ -127,6 +127,7 @@ class OutgoingRequests(KeyedBatch):
 
     def confirmed(self, confirm: Confirm) -> None:
         """Take the CONFIRM; the content is kept if a later link may have to send it again."""
+        self.epoch = confirm.epoch
         self.lane.owner.confirmed(self, confirm, keep=self._may_be_lost(confirm))
 
     def _may_be_lost(self, confirm: Confirm) -> bool:
@@ -136,7 +137,6 @@ class OutgoingRequests(KeyedBatch):
         or a while after its link; the REQUEST that comes again by its key is queued anew, or the
         broker says what became of its reply. Without an inbox no caller here waits for replies.
         """
-        self.epoch = confirm.epoch
         if self.inbox is None or not self.left:
             return False
         return self.is_fleeting or confirm.level < Level.SYNCED
@@ -195,7 +195,7 @@ class OutgoingRequests(KeyedBatch):
 
     @property
     def forgotten(self) -> bool:
-        """Whether nothing is to be done when its time is over."""
+        """Whether nothing is to be done when its time is over: its deadline may be dropped."""
         return self.state == OVER and not self.left
 
     def live_rows(self) -> list[OutgoingRow]:

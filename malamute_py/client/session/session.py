@@ -212,7 +212,7 @@ class Session:
             self._commands += self.receivers.reopenings(now_ms)
 
     def _former_number(self) -> int:
-        """Return the number that a replica had on its last link, to ask for it again; -1: none.
+        """Return the number that a replica had on its last link, for HELLO to ask for; -1: none.
 
         The identity that was asked for is then a template such as web-{n}, of which the broker
         gives each client one number.
@@ -223,7 +223,7 @@ class Session:
         return replica_number(template, self.identity)
 
     def _own_names(self) -> frozenset[str]:
-        """Return the names of the client's own mailbox: its temporary one, and its identity."""
+        """Return the names that mean the client's own mailbox: a temporary one, its identity."""
         return frozenset({f"~{self.id.hex()}", self.identity} - {""})
 
     @property
@@ -237,7 +237,7 @@ class Session:
         return self.state is LinkState.LINKED or self.state is LinkState.CONNECTING
 
     def next_wake(self) -> int | None:
-        """Latest time of the next wake() and take_outgoing(); None: no need."""
+        """Return by when the shell is to call wake() and take_outgoing() next; None: no need."""
         if self.state is LinkState.WAITING:
             at = self.attempts.retry_at_ms
         elif self.state is LinkState.CONNECTING:
@@ -348,7 +348,7 @@ class Session:
     # --- what the caller asks for ----------------------------------------------------------
 
     def request(self, make: Callable[[int], wire.Command], token: Any) -> wire.Command:
-        """Send the command that `make(request number)` gives; the event Answered has the token.
+        """Send a command that a RESULT answers, made by `make(number)`; Answered has the token.
 
         It is sent again after a reconnect, unless repeating it could do harm. Returns the command.
         Raises what ended the session, or LocalProtocolError: an argument is wrong.
@@ -357,7 +357,7 @@ class Session:
         return self.pending.add(make, token)
 
     def give_up(self, token: Any) -> None:
-        """Drop a command whose answer no caller waits for: it is not sent again."""
+        """Drop a command whose caller has stopped waiting for the answer: it is not sent again."""
         self.pending.give_up(token)
 
     def subscribe(self, request: SubscribeOptions) -> SubscriptionState:
@@ -376,7 +376,7 @@ class Session:
         return opened
 
     def memberships_of(self, stream: str, group: str) -> list[Membership]:
-        """Return this client's memberships of a group that have not ended."""
+        """Return this client's memberships of a group, which verbs over the group wait for."""
         return [
             opened
             for opened in self.receivers.by_number.values()
@@ -411,7 +411,7 @@ class Session:
             self.unsubscribe(watched)
 
     def arrived(self, opened: Watched) -> None:
-        """Have the consumer of something opened look at what has come for it."""
+        """Have the shell wake the consumer of something opened, by the event Arrived."""
         self._arrived[opened] = None
 
     def emit(self, event: Event) -> None:
@@ -420,7 +420,7 @@ class Session:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits to be sent and nothing is unconfirmed."""
+        """Whether nothing waits to be sent and nothing is unconfirmed, as flush() waits for."""
         return all(outgoing.idle for outgoing in self.outgoing)
 
     def _raise_if_closed(self) -> None:
@@ -429,7 +429,7 @@ class Session:
             raise self.error or ConnectionLost("the client is closed")
 
     def _broker_ms(self) -> int:
-        """Return the broker's clock, about, as WELCOME told it."""
+        """Return the broker's clock, about, by which requests have their deadlines."""
         return self._now_ms + self._clock_ahead_ms
 
     # --- out -------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ class Session:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes that a batch of a bulk call is filled to."""
+        """Bytes that a batch of a bulk call, as send_many(), is filled to."""
         return self.publisher.batch_bytes
 
     @property

@@ -179,11 +179,11 @@ class Step:
         "level",
         "merge_limited",
         "mixed",
+        "newest",
         "parts",
         "size",
         "state",
         "token",
-        "turns",
         "untold",
     )  # fmt: skip
 
@@ -206,7 +206,7 @@ class Step:
         self.merge_limited = False
         """Whether the step moves a cursor, or has a request with a name of the caller's or an
         encoded content: not every step may share a batch with it."""
-        self.turns: dict[Place, tuple[Place, Place]] = {}
+        self.newest: dict[Place, tuple[Place, Place]] = {}
         """Place of plain rows -> form and place of the newest part beside it; empty: the step has
         plain rows only."""
         self.mixed = False
@@ -273,12 +273,12 @@ class Step:
             self._add((PUBLISH, stream), row)
 
     def add_rows(self, stream: str, rows: Sequence[OutgoingRow], size: int) -> None:
-        """Add rows of a transaction, for a stream. size: their bytes, with ROW_BYTES for each."""
+        """Add rows to a transaction's chunk. size: their bytes, with ROW_BYTES for each."""
         self.check_open()
         for packing, some in groupby(rows, _packing):  # runs of one packing, in order
             place: Place = (PUBLISH, stream)
-            if packing is not None or self.turns:  # as _add() does it for one row
-                place = self._in_turn(place, place if packing is None else (*place, packing))
+            if packing is not None or self.newest:  # as _add() does it for one row
+                place = self._place_in_order(place, place if packing is None else (*place, packing))
             self.parts.setdefault(place, []).extend(some)
         self.size += size
         self.count += len(rows)
@@ -298,7 +298,7 @@ class Step:
         # By the number no other content has its place: it is a part of its own.
         place = CONTENT, stream, typed, len(self.parts)
         self.parts[place] = [content]
-        self.turns[PUBLISH, stream] = place, place  # rows that follow begin a part after it
+        self.newest[PUBLISH, stream] = place, place  # rows that follow begin a part after it
         self.size += len(content) + STAMP_BYTES
         self.count += count
         self.merge_limited = True
@@ -540,9 +540,9 @@ class Step:
         """Add a row to the part for its place; each part leaves as one command."""
         if self.state != OPEN:
             self.check_open()
-        if row.packing is not None or self.turns:  # rare: a part has rows of one packing
+        if row.packing is not None or self.newest:  # rare: a part has rows of one packing
             form = place if row.packing is None else (*place, row.packing)
-            place = self._in_turn(place, form)
+            place = self._place_in_order(place, form)
         rows = self.parts.get(place)
         if rows is None:
             self.parts[place] = [row]
@@ -551,21 +551,21 @@ class Step:
         self.size += row.size + ROW_BYTES
         self.count += 1
 
-    def _in_turn(self, base: Place, form: Place) -> Place:
+    def _place_in_order(self, plain: Place, form: Place) -> Place:
         """Return the place for a row of a form: the newest part, if it has that form, or a new one.
 
-        base: the place without a packing. A row in an older part would leave before rows that were
-        added earlier. A step with several parts of one base is `mixed`: it shares no batch with
+        plain: the place without a packing. A row in an older part would leave before rows that were
+        added earlier. A step with several parts of one place is `mixed`: it shares no batch with
         others, whose rows would join an older part.
         """
-        newest, place = self.turns.get(base, (base, base))
+        newest, place = self.newest.get(plain, (plain, plain))
         if newest != form:
             place = form
-            if base in self.turns or base in self.parts:
+            if plain in self.newest or plain in self.parts:
                 # By the number it is a further part, beside an older one of the same form.
                 place = *form, len(self.parts)
                 self.mixed = True
-        self.turns[base] = form, place
+        self.newest[plain] = form, place
         return place
 
     def check_open(self) -> None:
@@ -635,7 +635,7 @@ OPEN: Final = -1
 
 
 def staged(place: Place, transaction: bytes, number: int) -> Place:
-    """Return the place for staging records in a transaction, for that of publishing them.
+    """Return the place of a part that stages records in a transaction, from one that publishes.
 
     place: (CONTENT, stream, typed, number) or (PUBLISH, stream, maybe a packing and a number).
     number: that of their batch among those of the transaction.
@@ -690,10 +690,10 @@ def _column(name: str, value: Any, count: int) -> Iterable[Any]:
 
 
 def tuple_of(pattern: Any) -> Any:
-    """Return a pattern of tuples, which can be a key."""
+    """Return a pattern with tuples for its lists, so that a place can have it and be a key."""
     return tuple(map(tuple_of, pattern)) if isinstance(pattern, list | tuple) else pattern
 
 
 def list_of(pattern: Any) -> Any:
-    """Return the pattern of lists that `tuple_of` was given."""
+    """Return the pattern of lists that `tuple_of` was given, as commands have it."""
     return list(map(list_of, pattern)) if isinstance(pattern, tuple) else pattern

@@ -93,7 +93,7 @@ _OWNING: Final = (PUBLISH, SEND, REQUEST, REPLY, CONTENT)
 class OutgoingSteps(OutgoingBatch):
     """Steps that leave as one ATOMIC, from the first of them until it is answered."""
 
-    __slots__ = ("contents", "entries", "key", "moves", "places", "plain", "turns")
+    __slots__ = ("contents", "entries", "key", "moves", "newest", "places", "plain")
 
     rows: list[Step]
 
@@ -109,7 +109,7 @@ class OutgoingSteps(OutgoingBatch):
         """Places of the parts of all steps."""
         self.moves: dict[Place, Move] = {}
         """The newest move of each cursor: the next one must go on from there."""
-        self.turns: dict[Place, Place] = {}
+        self.newest: dict[Place, Place] = {}
         """Place of plain rows -> form of the newest rows there, where they are not plain."""
         self.entries = 0
         """Records and acknowledged numbers."""
@@ -120,7 +120,8 @@ class OutgoingSteps(OutgoingBatch):
     def may_be_plain(self) -> bool:
         """Whether this is one move or one acknowledgement, which needs no ATOMIC around it.
 
-        An acknowledgement of very many ranges leaves as several commands, which do.
+        Asked when the broker has refused it as a step, since its stream is in memory. An
+        acknowledgement of very many ranges leaves as several commands, which do need ATOMIC.
         """
         parts = self.rows[0].parts
         return (
@@ -148,7 +149,7 @@ class OutgoingSteps(OutgoingBatch):
             new_places = step.parts.keys() - self.places
             if len(self.places) + len(new_places) > parts_max:
                 return False
-        if step.mixed or ((step.turns or self.turns) and self._turns_over(step)):
+        if step.mixed or ((step.newest or self.newest) and self._reorders(step)):
             return False
         for place in step.parts if step.merge_limited else ():
             kind = place[0]
@@ -165,25 +166,25 @@ class OutgoingSteps(OutgoingBatch):
                     return False
         return True
 
-    def _turns_over(self, step: Step) -> bool:
+    def _reorders(self, step: Step) -> bool:
         """Whether rows of a step would leave before rows of another form that were added earlier.
 
         Rows of the same place and form leave together, as one part: so the newest form of the batch
         at each place must be the step's.
         """
-        for base, (form, _) in step.turns.items():
-            newest = self.turns.get(base, base if base in self.places else form)
+        for plain, (form, _) in step.newest.items():
+            newest = self.newest.get(plain, plain if plain in self.places else form)
             if newest != form:
                 return True
         # Plain rows of the step, at places where the newest rows of the batch are not plain.
-        return any(self.turns.get(place, place) != place for place in step.parts)
+        return any(self.newest.get(place, place) != place for place in step.parts)
 
     def take_in(self, step: Step) -> None:
         """Merge a step into this batch, which it may join, or begin the batch with it."""
         self.rows.append(step)
         self.places.update(step.parts)
-        if step.turns:
-            self.turns.update({base: form for base, (form, _) in step.turns.items()})
+        if step.newest:
+            self.newest.update({plain: form for plain, (form, _) in step.newest.items()})
         if step.mixed:  # rows of a further step would join parts before its last one
             self.sealed = True
         if step.merge_limited:
@@ -214,7 +215,7 @@ class OutgoingSteps(OutgoingBatch):
         return alike
 
     def part(self, rows: list[Step]) -> OutgoingSteps:
-        """Make a batch of some of the steps, which takes this one's turn."""
+        """Make a batch of some of the steps, when this one is split; it keeps its `serial`."""
         part = self.empty_like()
         part.serial = self.serial
         for step in rows:
@@ -223,7 +224,7 @@ class OutgoingSteps(OutgoingBatch):
         return part
 
     def replaced(self, parts: list[Any]) -> None:
-        """Go on with the steps in other batches; those that no caller waits for are dropped."""
+        """End the steps that no caller waits for: they are not in `parts`, which leave instead."""
         for step in self.rows:
             if step.token is None:
                 step.end_untaken()
@@ -351,7 +352,7 @@ def _follows(move: Move, before: Move) -> bool:
 
 
 def _move(place: Place, moves: list[Move]) -> MoveCursor:
-    """Return one MOVE_CURSOR for all moves of a cursor in a step: the last place counts.
+    """Return one MOVE_CURSOR for all moves of a cursor in a step: to where the last one goes.
 
     The condition is that of the first move: where the cursor stood before.
     """

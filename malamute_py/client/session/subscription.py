@@ -210,7 +210,7 @@ class SubscriptionState(Opened):
         return item
 
     def goes_on_from(self, offset: int) -> bool:
-        """Whether the next batch has come and has no record before an offset, where a read ends."""
+        """Whether the batch that comes next begins at an offset or after it, where a read ends."""
         item = self.inbox[0] if self.inbox else None
         if not isinstance(item, Arrival) or item.batch is None:
             return False
@@ -239,7 +239,7 @@ class SubscriptionState(Opened):
         self.discard()
 
     def discard(self) -> None:
-        """Drop what was received and not consumed."""
+        """Drop what was received and not consumed, as the consumer has gone."""
         self.inbox.clear()
         self._taken = None
         self.held_records = self.held_bytes = 0
@@ -371,10 +371,10 @@ class SubscriptionState(Opened):
             # Records between the last batch and the end of the cover were not selected.
             ends[-1] = command.next
         before = command.from_
-        for place, (batch, end) in enumerate(zip(batches, ends, strict=True)):
+        for index, (batch, end) in enumerate(zip(batches, ends, strict=True)):
             if gaps:
                 first, _ = batch.span()
-                self._pass_over_unreadable(unreadable, place, command, before, first)
+                self._pass_over_unreadable(unreadable, index, command, before, first)
                 before = end
             size = batch.stamp.size
             self.inbox.append(Arrival(batch, end, size))
@@ -395,14 +395,14 @@ class SubscriptionState(Opened):
         self.next = command.next
 
     def _pass_over_unreadable(
-        self, unreadable: list[Unreadable], place: int, command: Deliver, before: int, until: int
+        self, unreadable: list[Unreadable], index: int, command: Deliver, before: int, until: int
     ) -> None:
-        """Queue a gap for each unreadable batch before the readable batch number `place`.
+        """Queue a gap for each unreadable batch before the readable batch number `index`.
 
         unreadable: those that are left; the ones passed over are taken out. before, until: where
         the readable ones around them end and begin.
         """
-        while unreadable and unreadable[0].place <= place:
+        while unreadable and unreadable[0].readable_before <= index:
             found = unreadable.pop(0)
             # Consumed as it came: its credit is the broker's again.
             self._received_records += found.records

@@ -30,6 +30,7 @@ class Suspects:
         self._left: deque[tuple[int, list[Command]]] = deque()
         """Commands that left by themselves, each with the token of the PING after it."""
         self._probe = 0
+        """Token of the newest PING."""
 
     def probe(self) -> int:
         """Return a token for a PING, higher than all before, so that its PONG clears those, too."""

@@ -27,7 +27,7 @@ class Unreadable(NamedTuple):
     reason: str
     rows: Any
     """The bitmap of its delivery; None: all rows."""
-    place: int
+    readable_before: int
     """Readable batches of its delivery that lie before it."""
 
     @property
@@ -43,7 +43,7 @@ class Unreadable(NamedTuple):
         return self.stamp.size
 
     def end(self, until: int) -> int:
-        """Return the offset after its records; until: where the cover, or the next batch, is.
+        """Return the offset after its records; until: where the cover ends or the next batch is.
 
         The stamp of a derived batch does not tell how far its offsets reach.
         """
@@ -107,7 +107,7 @@ def taken_in(
 
 
 def one_taken_in(command: Any, frames: Sequence[Any], limits: Limits) -> Batch | Unreadable:
-    """The one batch that a MAIL or WORK brings, for an inbox or an offer.
+    """Return the one batch that a MAIL or WORK brings to an inbox or an offer, readable or not.
 
     Raises RemoteProtocolError (BatchError among them): not one batch, no rows, or unreadable in a
     form whose numbers cannot be told.

@@ -130,7 +130,7 @@ class SyncKeyView:
         broker has just begun with, and Client.refused_unconfirmed counts it.
         """
         if self._empty is None:
-            self._known()  # else a put would make the stream, without keys
+            self._marker_body()  # else a put would make the stream, without keys
         return self._change(key, value, changed_fields(fields), codec, None, confirm, timeout_ms)
 
     def update(
@@ -170,7 +170,7 @@ class SyncKeyView:
         revision; 0 stands for no key, so that another one is refused where there is none. Raises
         as update().
         """
-        empty = self._known()  # The body of a marker, which depends on the stream's kind.
+        empty = self._marker_body()
         wanted = None if revision is None else revision_of(revision)
         fields = {DELETION_FIELD: ""}
         return self._change(key, empty, fields, None, wanted, confirm, timeout_ms)
@@ -209,7 +209,7 @@ class SyncKeyView:
                 self._empty = None  # the next put asks for the stream again
             raise
 
-    def _known(self) -> bytes | list[bytes]:
+    def _marker_body(self) -> bytes | list[bytes]:
         """Return the body of a deletion marker; asks the broker whether the stream has keys, once.
 
         A first put would otherwise make a stream that keeps no keys. The marker's body is empty: of

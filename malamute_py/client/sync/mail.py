@@ -486,7 +486,7 @@ class SyncMail(Letter, frozen=True, eq=False, gc=False):
         return self._inbox._acknowledge([(number, number + 1)], timeout_ms=timeout_ms)
 
     def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have it delivered again, to any reader, after so many milliseconds."""
+        """Have the message delivered again, to any reader, after so many milliseconds."""
         number = self.number
         again_ms = duration("delay_ms", delay_ms)
         return self._inbox._acknowledge([(number, number + 1)], again_ms, timeout_ms)
@@ -496,12 +496,12 @@ class SyncMailBatch(MailBatchBase[SyncMail]):
     """Messages that were sent together."""
 
     def ack(self, timeout_ms: Wait = "default") -> bool:
-        """All of them were received for good; see SyncMail.ack()."""
+        """Acknowledge all of the messages for good; see SyncMail.ack()."""
         acked: bool = self._reader._acknowledge(ranges_of(self.batch), timeout_ms=timeout_ms)
         return acked
 
     def nack(self, delay_ms: int = 0, timeout_ms: Wait = "default") -> bool:
-        """Have all of them delivered again after so many milliseconds."""
+        """Have all of the messages delivered again after so many milliseconds."""
         acked: bool = self._reader._acknowledge(
             ranges_of(self.batch), duration("delay_ms", delay_ms), timeout_ms
         )
@@ -541,7 +541,7 @@ class SyncInbox(InboxBase[SyncMail]):
 
     def __next__(self) -> SyncMail:
         with self._link.lock:
-            if self._read():  # with ack="next" the message before is acknowledged
+            if self._done_with_last():  # with ack="next" the message before is acknowledged
                 self._link.wake_up()
             if not self._left and not self._fill(self._timeout_ms):
                 raise StopIteration
@@ -553,7 +553,7 @@ class SyncInbox(InboxBase[SyncMail]):
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
         with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             if not self._left and not self._fill(timeout_ms):
                 return None
@@ -565,7 +565,7 @@ class SyncInbox(InboxBase[SyncMail]):
         With ack="next" all of them are acknowledged when more is asked for. Raises as next().
         """
         with self._link.lock:
-            if self._read():
+            if self._done_with_last():
                 self._link.wake_up()
             item = self._rest()
             if item is None:
@@ -641,5 +641,5 @@ class SyncInbox(InboxBase[SyncMail]):
         """Close; the message at hand counts as read unless the block raised."""
         with self._link.lock:
             if kind is None:
-                self._read()
+                self._done_with_last()
         self.close()

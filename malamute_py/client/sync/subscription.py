@@ -114,8 +114,8 @@ class SyncSubscription(SubscriptionBase):
     def _next(self, timeout_ms: int | None, before: int = NO_OFFSET) -> Batch | None:
         """Return the next batch that has arrived, and give the caller the notices before it.
 
-        None at the end, and once no record before the offset `before` is to come. `before`: of the
-        caller of next_record(), the view of keys, which asks so for the values there are.
+        None at the end, and once no record before the offset `before` is to come. `before`: given
+        to next_record(), as by a view of keys, which asks so for the values there are.
         """
         reading, link = self._reading, self._link
         while True:

@@ -299,6 +299,7 @@ def staged(verb: Verb, *, many: bool = False) -> Verb:
 
     @wraps(verb)
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
+        """Call the verb within a span of its own."""
         given = [*arguments]
         with ending(self._staging(of_call, given, options)):
             return verb(self, *given, **options)
@@ -439,7 +440,7 @@ class SyncTracedStep(SyncAtomicStep):
         return span
 
     def give_up(self) -> None:
-        """Give the step up: nothing of it happens."""
+        """Give the step up, of which nothing happens, and end its span."""
         super().give_up()
         self._span.end()
         self._span = INVALID_SPAN
@@ -500,7 +501,7 @@ class SyncTracedTransaction(SyncTransaction):
     publish_table = staged(SyncTransaction.publish_table)
 
     def _staging(self, of_call: _Call, given: list[Any], options: dict[str, Any]) -> Span:
-        """Start the span of a call that adds records: in the current trace, else in its own."""
+        """Start the span of a call that adds records; its parent: the current, else self._span."""
         current = get_current_span().get_span_context()
         context = None if current.is_valid else set_span_in_context(self._span)
         span = of_call.begin(self._link, given, options, context)

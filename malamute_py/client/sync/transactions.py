@@ -97,7 +97,7 @@ class SyncTransaction:
         if not self._opened.open:
             self._begin()
         try:
-            self._arrived(timeout_ms)
+            self._until_taken(timeout_ms)
         except BaseException:
             # The broker may open it yet, and would keep it until its time is over.
             self._abandon()
@@ -116,7 +116,7 @@ class SyncTransaction:
         self._send(step)
 
     def _check_told(self) -> None:
-        """Raise LocalProtocolError where a commit left whose outcome its caller was not told."""
+        """Raise LocalProtocolError if a commit's outcome was not told: no other may begin."""
         if self._in_doubt:
             raise LocalProtocolError(
                 "unexpected",
@@ -181,7 +181,7 @@ class SyncTransaction:
             opened.check_open()
         try:
             if unanswered is None:
-                self._arrived(_left(until_ms))
+                self._until_taken(_left(until_ms))
                 step = opened.commit()
             else:
                 step = opened.repeated(unanswered)
@@ -245,7 +245,7 @@ class SyncTransaction:
             self._take_back(timeout_ms)
 
     def _take_back(self, timeout_ms: Wait) -> None:
-        """Roll back what a commit may have taken. Raises where it has, or may have."""
+        """Roll back what a commit may have taken; raises where the broker took it, or may have."""
         if self._committed is not None:
             self._check_told()  # raises: the broker has said that it took the commit
         opened, unanswered = self._opened, self._taking_back
@@ -264,7 +264,7 @@ class SyncTransaction:
         self._in_doubt = False
 
     def _end(self, timeout_ms: Wait) -> None:
-        """Roll it back, unless it is over already."""
+        """Roll it back, as is asked for or as its commit was refused; it may be over already."""
         self._stop_waiting()
         try:
             self._take(self._opened.roll_back(), timeout_ms)
@@ -273,7 +273,7 @@ class SyncTransaction:
                 raise
 
     def _stop_waiting(self) -> None:
-        """Stop waiting for the answer to the chunk under way."""
+        """Stop waiting for the answer to the chunk under way: the transaction is rolled back."""
         step, self._step, self._future = self._step, None, None
         if step is None:
             return
@@ -430,18 +430,18 @@ class SyncTransaction:
 
     def _flush(self) -> None:
         """Stage the records that have gathered, once the broker has taken the chunk before them."""
-        self._arrived("default")
+        self._until_taken("default")
         self._send(self._opened.take())
 
     def _send(self, step: Step) -> None:
-        """Put a step on its way whose answer is waited for later."""
+        """Put the beginning or a chunk on its way; _until_taken() waits for the answer later."""
         pending: Pending[Confirmation] = Pending(self._link)
         # Before the wait for room: a step that did not get any leaves with the next call.
         self._step = step
         self._put(step, pending, "default")
         self._future = pending
 
-    def _arrived(self, timeout_ms: Wait) -> None:
+    def _until_taken(self, timeout_ms: Wait) -> None:
         """Wait until the broker has taken the beginning or chunk that is under way.
 
         Raises what it answered, also to records of earlier calls. A chunk that is refused as too

@@ -32,7 +32,7 @@ async def test_a_block_that_is_cancelled_is_rolled_back(
 
         if at == "commit":
             # The chunk before the commit is not taken yet.
-            monkeypatch.setattr(Transaction, "_arrived", wait_for_ever)
+            monkeypatch.setattr(Transaction, "_until_taken", wait_for_ever)
         task = asyncio.create_task(load())
         await (waits.wait() if at == "commit" else asyncio.sleep(0))
         task.cancel()

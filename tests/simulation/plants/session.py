@@ -23,13 +23,13 @@ def _resumes_too_far(stack: contextlib.ExitStack) -> None:
 
 def _retry_with_a_new_sequence(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
-        def settle(self: Any, sender: Any, following: int, _renamed: bool) -> None:
+        def renumber(self: Any, sender: Any, following: int, _renamed: bool) -> None:
             # As if the broker had not said which of them it has.
             original(self, sender, following, True)
 
-        return settle
+        return renumber
 
-    replace(stack, Publisher, "_settle", make)
+    replace(stack, Publisher, "_renumber", make)
 
 
 def _position_of_the_newest_epoch(stack: contextlib.ExitStack) -> None:
