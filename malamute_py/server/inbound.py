@@ -216,8 +216,11 @@ class Inbound:
                         continue
                 if peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
                     continue
-                if peer.queued is not None:
-                    # Commands of an earlier message of the peer wait: the order stays.
+                if peer.queued is not None or parts > share:
+                    # Commands of an earlier message of the peer wait, and the order stays; or this
+                    # one has many frames, and is decoded once the others of the turn are taken up.
+                    if peer.queued is None:
+                        peer.queued, self.queued[peer.number] = deque(), peer
                     peer.queue(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:
