@@ -4,8 +4,9 @@ Owns what has arrived and was not done yet. A connection is noted once the guard
 it; a message whose connection is not noted yet is held, and one whose commands wait for a later
 share of a turn is queued. The rules: a turn takes a bounded burst from each socket without waiting;
 a message of many commands or frames, and each of its peer after it, waits until the others of the
-turn are taken up, and is done in shares; what a cut connection left is dropped before it is looked at; a
-message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer may cost".
+turn are taken up, and is done in shares; what a cut connection left is dropped before it is looked
+at; a message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer may
+cost".
 """
 
 from __future__ import annotations
