@@ -3,9 +3,10 @@
 Owns what has arrived and was not done yet. A connection is noted once the guard has been told of
 it; a message whose connection is not noted yet is held, and one whose commands wait for a later
 share of a turn is queued. The rules: a turn takes a bounded burst from each socket without waiting;
-a message of many commands, and each that comes after it, waits until the others of the turn are
-taken up, and is done in shares; what a cut connection left is dropped before it is looked at; a
-message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer may cost".
+a message of many commands or frames, and each of its peer after it, waits until the others of the
+turn are taken up, and is done in shares; what a cut connection left is dropped before it is looked
+at; a message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer may
+cost".
 """
 
 from __future__ import annotations
@@ -216,8 +217,11 @@ class Inbound:
                         continue
                 if peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
                     continue
-                if peer.queued is not None:
-                    # Commands of an earlier message of the peer wait: the order stays.
+                if peer.queued is not None or parts > share:
+                    # Commands of an earlier message of the peer wait, and the order stays; or this
+                    # one has many frames, and is decoded once the others of the turn are taken up.
+                    if peer.queued is None:
+                        peer.queued, self.queued[peer.number] = deque(), peer
                     peer.queue(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:

@@ -210,6 +210,7 @@ class Loop:
         inbound.take_ns, inbound.until = self._take_ns, began + self._take_ns
         self._turn_until = began + self._turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
+        commands = inbound.commands
         for listener in self._listeners:
             # Its monitor tells which connections came and went, before their messages are taken up.
             if listener.monitor is not None and listener.monitor in ready:
@@ -229,10 +230,18 @@ class Loop:
                 if not inbound.drain(listener, now_ms):
                     drained = False
                     local_drained = local_drained and not listener.is_local
+        settled_ns = 0
         if inbound.queued:
+            if inbound.commands != commands:
+                # What came in messages of few commands is appended first: the disk syncs it while
+                # the shares of the others are done.
+                settling = self._meter()
+                self.settle(now_ms)
+                settled_ns = self._meter() - settling
             inbound.catch_up(now_ms)
             drained = False
-        caused = self._meter()  # what follows is caused by the messages: _pace()
+        # What follows is caused by the messages, as was what is settled: _pace().
+        caused = self._meter() - settled_ns
         # After the messages: what was synced while they were taken up is confirmed in this turn.
         if self._results.fd in ready or self._results.waiting:
             self._take_results(now_ms)

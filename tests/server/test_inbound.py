@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from malamute_protocol.commands import Ping, Publish
-from malamute_protocol.framing import encode_message
+from malamute_protocol.framing import decode_message, encode_message
 from malamute_protocol.limits import Limits
 from malamute_py.config import Config
 from malamute_py.server import inbound
@@ -112,6 +112,19 @@ def test_a_message_of_many_frames_takes_no_time_from_those_of_others(before: int
     taken = Taken([*[SMALL] * before, LARGE, *[SMALL] * 100])
     # 202 microseconds for it are more than the turn has.
     assert taken.turn() == before + 25
+
+
+def test_a_message_of_many_frames_is_decoded_after_those_of_others_are_taken_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = Taken([LARGE, *[SMALL] * 100])
+
+    def decode(frames: Any, limits: Limits) -> Any:
+        taken.ns += _TAKE_NS if len(frames) > 1 else 0
+        return decode_message(frames, limits)
+
+    monkeypatch.setattr(inbound, "decode_message", decode)
+    assert taken.turn() == 25
 
 
 def test_one_message_of_many_frames_is_taken_up_in_a_turn_beside_others() -> None:

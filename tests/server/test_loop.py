@@ -314,6 +314,34 @@ def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() ->
     noting.close()
 
 
+def test_what_came_in_small_messages_is_settled_before_shares_of_large_ones() -> None:
+    """A confirm waited for the shares before its append, and for those of the next turn after."""
+    noting = Noting()
+    loop = noting.running.loop
+    done: list[object] = []
+    settle, receive = loop.settle, noting._receive
+
+    def settled(now_ms: int) -> None:
+        done.append("settled")
+        settle(now_ms)
+
+    def received(link: int, identity: str, commands: list[Command], *rest: Any) -> None:
+        done.append(link)
+        receive(link, identity, commands, *rest)
+
+    loop.settle = settled  # type: ignore[method-assign]
+    noting.running.core.receive = received  # type: ignore[assignment, method-assign]
+    with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
+        greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.turns_until(lambda: noting.calls)
+        other.send(*encode_message([Ping(7)]))
+        noting.running.await_libzmq()
+        noting.turns_until(lambda: noting.counts[2])
+        at = done.index(2)
+        assert done[at : at + 3] == [2, "settled", 1]
+    noting.close()
+
+
 def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
     """256 messages of 1,000 frames after one that was done in shares took 264 ms at once."""
     noting = Noting()
