@@ -75,7 +75,10 @@ LEFT_IN_ORDER: Final = ("bye", "kicked")
 
 
 class Groups:
-    """All groups of one core."""
+    """All groups of one core.
+
+    The broker calls its handlers, and tells it what becomes of links, credit and streams.
+    """
 
     def __init__(
         self,
@@ -298,7 +301,7 @@ class Groups:
     def _forget(self, member: Member) -> Group | None:
         """End a member for its link and its quotas; returns its group, None if it is in none yet.
 
-        The group itself still has it.
+        The caller takes the member out of the group itself.
         """
         member.leave()
         self._shard.quotas.add_receiver(
@@ -512,7 +515,10 @@ class Groups:
         self.reader.wake(group)
 
     def resume(self, member: Member) -> None:
-        """Give a member's group a turn, as the member's credit or its link's room has grown."""
+        """Give a member's group a turn, as the member's credit or its link's room has grown.
+
+        Called by the member's link, as `end` and `link_ended` are: a member is a receiver.
+        """
         group = self._members[member]
         if group is not None:
             group.free.file(member)
@@ -521,7 +527,8 @@ class Groups:
     def end(self, member: Member, code: str) -> None:
         """End a membership with an ENDED; records that it held go to other members.
 
-        Its place as the holder is not kept, and no attempt of the records is counted.
+        Called when its client cancels it, and where the broker ends it, as after a removal. Its
+        place as the holder is not kept, and no attempt of the records is counted.
         """
         group = self._members[member]
         low = 0 if group is None else group.holdings.low
@@ -669,7 +676,7 @@ class Groups:
     # --- what is gone -------------------------------------------------------------------------
 
     def trimmed(self, stream: Stream) -> None:
-        """Count records as done in a stream's groups that the journal has dropped."""
+        """Count records as done in a stream's groups that a trim or the journal has dropped."""
         for group in self._groups.of(stream.number):
             self.reader.drop_gone(group)
 

@@ -28,7 +28,7 @@ LEASE_STEPS: Final = 3
 
 
 class Member(Receiver):
-    """One subscription of one link that takes part in a group."""
+    """One subscription of one link that takes part in a group, with counts of its records."""
 
     __slots__ = (
         "aside",

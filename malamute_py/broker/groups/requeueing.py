@@ -134,7 +134,7 @@ class Requeueing:
             self._take_portion(job, portion)
 
     def _read(self, job: _Job, portion: _Portion, letter: RowsOfPut, body: Body | None) -> None:
-        """Keep the rows of a doubtful letter that no purge by subject took.
+        """Keep the rows of a doubtful letter, now read, that no purge by subject took.
 
         body: the letter's content; None: it is lost, so that its rows stay and count as gone. The
         last letter that is read has the portion taken.
@@ -243,7 +243,7 @@ class _Portion(msgspec.Struct, eq=False):
 
 
 class _Job(msgspec.Struct, eq=False):
-    """One REQUEUE_GROUP that is being done."""
+    """One REQUEUE_GROUP that is being done, portion by portion."""
 
     group: Group
     search: LetterSearch

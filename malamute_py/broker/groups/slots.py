@@ -37,7 +37,11 @@ class Candidate(Protocol):
 
 
 class Slots:
-    """Which member of a keyed group each slot belongs to."""
+    """Which member of a keyed group each slot belongs to.
+
+    The group has members enter and leave here, and names the slots of records whenever these change
+    their state: a slot is named once for each of its records.
+    """
 
     __slots__ = ("_best", "_holder", "_late", "_target", "held", "owner", "settled", "waiting")
 
@@ -119,7 +123,7 @@ class Slots:
         self._holder[slots] = place
 
     def withhold(self, slots: SlotsOfRows) -> None:
-        """Count waiting records as in hand, so that their slots stay: the log is being told."""
+        """Count waiting records as in hand: their slots do not move until the log answers."""
         _count(self.waiting, slots, -1)
         _count(self.held, slots, 1)
 
