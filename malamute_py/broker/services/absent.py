@@ -18,7 +18,7 @@ ABSENT_MIN: Final = 2
 
 
 class AbsentHolder:
-    """Requests of one service that one holder held."""
+    """Requests of one service that one holder held, by all its lost links."""
 
     __slots__ = ("bases", "rows")
 
@@ -40,7 +40,7 @@ class AbsentHolder:
 
 
 class AbsentHolders:
-    """Absent holders of one service."""
+    """Absent holders of one service: noted as links end, and asked when an answer comes late."""
 
     __slots__ = ("by_base", "by_holder")
 
@@ -82,7 +82,7 @@ class AbsentHolders:
             self._forget(holder, base)
 
     def _forget(self, holder: str, base: int) -> None:
-        """Forget that an absent worker may end rows of a batch, by holder and by batch."""
+        """Forget that a holder had rows of a batch, in `by_holder` and in `by_base`."""
         known, holders = self.by_holder[holder], self.by_base[base]
         del known.rows[base]
         del known.bases[bisect_left(known.bases, base)]

@@ -58,7 +58,7 @@ TOLD_TO: Final = ("request", "work", "manage_queues")
 
 
 class ServiceAdmin:
-    """Handles commands about services and the requests in them."""
+    """Handlers of the commands about services; some go on in further turns, by portions."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class ServiceAdmin:
         return facts
 
     def _attempts(self, service: Service, most: int) -> list[list[int]]:
-        """[times, number of requests handed out so often], of the `most` oldest batches."""
+        """Count requests of the `most` oldest batches by hand-outs: [times, number of requests]."""
         counted: dict[int, int] = {}
         for batch in islice(service.batches.values(), most):
             for times, rows in batch.attempts(batch.row.left):
@@ -292,7 +292,7 @@ class ServiceAdmin:
         self._steps.propose(change, editing, answer)
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
-        """Put settings into force that the log has."""
+        """Put settings into force that the log has, for an EDIT_SERVICE."""
         if service.edited is row.settings:  # Else a later edit is on its way, over these.
             service.edited = None
         service.row = row

@@ -26,7 +26,7 @@ from malamute_py.changelog.records import WITHDRAWN
 
 
 class Deadlines:
-    """Handles the timers of requests."""
+    """Handles the timers of requests, in a turn of the broker in which some are due."""
 
     def __init__(
         self, shard: Shard, steps: Steps, registry: Registry, ends: Ends, returns: Returns

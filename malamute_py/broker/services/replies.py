@@ -41,7 +41,7 @@ OWNERS_MAX: Final = 64
 
 
 class Replies:
-    """Takes replies and acknowledgements of workers."""
+    """Makes the parts of steps that replies and acknowledgements of workers become."""
 
     def __init__(
         self,
