@@ -44,7 +44,7 @@ AHEAD_MAX = 4
 
 
 class Cohorts:
-    """The turns of subscriptions that are served together."""
+    """The turns of subscriptions that are served together, as OnDemand gives them."""
 
     def __init__(
         self, shard: Shard, links: Links, delivery: Delivery, matching: Matching, lagging: Lagging
@@ -273,7 +273,10 @@ class Cohorts:
         return given
 
     def _read(self, cohort: Cohort) -> None:
-        """Begin one read of history for a cohort, from its lowest position on, of all batches."""
+        """Begin one read of history for a cohort, from its lowest position on, of all batches.
+
+        deliver_history() is given the answer.
+        """
         stream, members = cohort.stream, cohort.members
         tail = members[0].tail  # All members have the same.
         token = self._lagging.turns.begin(cohort)

@@ -29,7 +29,7 @@ TURNS_ALONE = 16
 
 
 class Lagging:
-    """The queue of the subscriptions that are not live."""
+    """The queue of the subscriptions that are not live: OnDemand gives turns to what is in it."""
 
     def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
         self._shard = shard
@@ -96,7 +96,7 @@ class Lagging:
         self.leave_history(sub)
 
     def alone_at_head(self, members: list[Subscription]) -> None:
-        """Queue subscriptions that came in a cohort first, each for a turn of its own."""
+        """Queue members of a cohort that cannot share its turn at the front, each by itself."""
         for sub in reversed(members):
             sub.queued = True
             self.turns.queue.appendleft(sub)
@@ -130,7 +130,10 @@ class Lagging:
         self._again(sub)
 
     def _again(self, sub: Subscription) -> None:
-        """Serve a subscription again from the last offset on that its client was told."""
+        """Queue a subscription to be served from the last offset on that its client was told.
+
+        Its position may be ahead of that by records that were gathered, and dropped with an error.
+        """
         if not sub.live:
             sub.position = sub.covered
             self.consider(sub)

@@ -25,7 +25,7 @@ VISIBILITIES: Final = ("live", "durable", "committed")
 
 
 class Subscription(Receiver):
-    """One subscription of one link."""
+    """One subscription of one link: facts, which those that serve it read and change."""
 
     __slots__ = (
         "careful",
