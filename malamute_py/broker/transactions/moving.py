@@ -84,7 +84,10 @@ class _Bundle(msgspec.Struct, eq=False):
 
 
 class Moving:
-    """Committed transactions whose batches are being appended."""
+    """Committed transactions whose batches are being appended, one bundle of each lane at a time.
+
+    A bundle goes from _go_on(), which has it read, to moved(), or to _later() and from its start.
+    """
 
     def __init__(
         self,
@@ -311,7 +314,10 @@ class Moving:
         self._resume(lane)
 
     def refused(self, bundle: _Bundle, code: str, reason: str) -> None:
-        """Take the news that the log refused a bundle; an operator's word holds no longer then."""
+        """Try a bundle again later that the log refused.
+
+        If an operator gives it up, the END_TRANSACTION is refused, and nothing more is given up.
+        """
         transaction = bundle.transaction
         if bundle.lane.ring in transaction.giving_up:
             transaction.giving_up.clear()
@@ -377,7 +383,7 @@ class Moving:
         return True
 
     def _arrived(self, bundle: _Bundle, batch: Staged, refusal: tuple[str, str] | None) -> None:
-        """Take the news that a ring has a batch, or has refused it."""
+        """Take the news that a ring has a batch of _hand_over(), or has refused it."""
         if refusal is None:
             self._arrivals.add(batch.stream, batch.base, batch.count)
             bundle.batches.append(batch)
@@ -412,7 +418,7 @@ class Moving:
             self._refused_apart(bundle)
 
     def _removed(self, bundle: _Bundle) -> bool:
-        """Whether the streams of all batches of a bundle are gone."""
+        """Whether the streams of all batches of a bundle are gone: then nothing waits for them."""
         return all(self._catalogue.by_number(batch.stream) is None for batch in bundle.batches)
 
     def _refused_apart(self, bundle: _Bundle) -> None:
@@ -492,14 +498,14 @@ class Moving:
         )  # fmt: skip
 
     def _stop_giving_up(self, transaction: Transaction, ring: str, end_lsn: int) -> None:
-        """Answer the operator once nothing is left of what was to be given up."""
+        """Note that a ring has nothing left to be given up; the last one answers the operator."""
         transaction.giving_up.discard(ring)
         if not transaction.giving_up and transaction.ender is not None:
             transaction.ender.after(end_lsn)
             transaction.ender = None
 
     def _forget(self, batches: list[Staged], failure: tuple[str, str] | None) -> None:
-        """Drop the marks of batches that are durably staged no more."""
+        """Drop the marks of batches that are staged no more, durably: no start asks for them."""
         if failure is None:
             for batch in batches:
                 self._arrivals.drop(batch.stream, batch.base)

@@ -44,7 +44,7 @@ class PutOff(msgspec.Struct, gc=False):
 
 
 class Transaction:
-    """One transaction that is open, or committed and not yet appended."""
+    """One transaction that is open, or committed and not yet all in its streams."""
 
     __slots__ = (
         "apart", "bytes", "deadline_ms", "ender", "ending", "given_up", "giving_up", "names",
@@ -88,7 +88,7 @@ class Transaction:
 
     @property
     def bases(self) -> list[int]:
-        """Numbers of the batches that are not in their streams."""
+        """Numbers of the batches that are not in their streams; -1 of one that has none yet."""
         return [batch.base for batch in self.staged.values()]
 
     def add(self, batch: StagedRow | TransactionStaged, ring: str = MAIN) -> None:

@@ -57,7 +57,7 @@ WHY: Final = {
 
 
 class Transactions:
-    """All transactions of one core."""
+    """All transactions of one core: parts for their commands, and their end by time."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Transactions:
         self.weigh(transaction, -transaction.bytes)
 
     def weigh(self, transaction: Transaction, size: int) -> None:
-        """Count bytes that are staged, or (below 0) not any more."""
+        """Count bytes that are staged, or (below 0) not any more, for the bound and the quota."""
         self.staged_bytes += size
         self._shard.quotas.add(transaction.row.by, "staged_bytes", size)
 
@@ -322,7 +322,10 @@ class Transactions:
     # --- against the holder's will ------------------------------------------------------------
 
     def end(self, transaction: Transaction, why: str, effect: Effect) -> None:
-        """Roll an open transaction back. why: TIMED_OUT or ENDED."""
+        """Roll an open transaction back by the broker's own step. why: TIMED_OUT or ENDED.
+
+        effect: told what becomes of that.
+        """
         self._steps.take([self._ending(transaction, why, effect)])
 
     def _arm(self, due_ms: int) -> None:
@@ -367,7 +370,7 @@ class Transactions:
         self.end(transaction, TIMED_OUT, Then(failed=partial(self._retry_timeout, transaction)))
 
     def _retry_timeout(self, transaction: Transaction, *_: Any) -> None:
-        """Try a timeout again that the log refused."""
+        """Try a timeout again in a while that the log refused."""
         transaction.deadline_ms = self._shard.now_ms + 10 * self._shard.settings.retry_ms
         self._arm(transaction.deadline_ms)
 
