@@ -155,7 +155,8 @@ class Acknowledgements:
     ) -> Part:
         """Return a part by which records wait again, and the log counts an ended attempt of each.
 
-        why: how the attempt ended. after_ms: pause before the records are handed out again.
+        Taken for records that failed, and for returned ones where attempts are counted. why: how
+        the attempt ended. after_ms: pause before the records are handed out again.
         """
         stream = group.stream
         # Records that a holder had before it was lost may wait already; they go on to wait. If all

@@ -178,7 +178,7 @@ class Group:
         return None
 
     def hand_over(self, member: Member) -> Picked:
-        """Give the place to a member: the absent holder, come back; returns what it had held."""
+        """Give the place to the absent holder, back as this member; returns what it had held."""
         released = self._release_absent(self.absent_holder)
         self.absent_holder, self.holder = None, member
         return released
@@ -538,7 +538,7 @@ class Group:
         return 0 < self.row.settings.attempts_max <= times or why.startswith(FAILED)
 
     def _first_dying(self) -> int | None:
-        """The least waiting offset of a record that is to become a dead letter; None: no such."""
+        """The least waiting offset of a record to be buried as a dead letter; None: no such."""
         for entry in self.row.tries:
             if self._is_dead(entry):
                 first, end, _, _ = entry
@@ -644,7 +644,7 @@ class Group:
                 self.slots.hold_back(slots_of(page, mask))
 
     def back(self, picked: Picked, *, late: bool) -> None:
-        """Let withheld rows wait again. late: the end of a pause comes first (Page.late)."""
+        """Let withheld rows wait again, as the log answered. late: after a pause (Page.late)."""
         holdings, slots = self.holdings, self.slots
         for page, mask in picked:
             holdings.restore(page, mask, member=None, now_ms=0)

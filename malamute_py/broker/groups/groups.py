@@ -206,24 +206,24 @@ class Groups:
             if done:  # A GroupSet has no done ranges beyond the position: it forgets them.
                 changes.append(GroupDone(row.stream, row.name, done, epoch))
             row.next, row.done, row.tries = min(row.next, end), done, tries
-            self._clamped(stream, row.name, before, row.next, "rewound")
+            self._say_clamped(stream, row.name, before, row.next, "rewound")
         if row.next < first:
             changes.append(GroupDone(row.stream, row.name, [(row.next, first)], epoch))
             row.tries = without_tries(row.tries, [(row.next, first)])
             row.next, row.done = with_done(row.next, row.done, [(row.next, first)])
             purged = first <= stream.row.trimmed
             code = "purged" if purged else "retention"
-            self._clamped(stream, row.name, before, row.next, code)
+            self._say_clamped(stream, row.name, before, row.next, code)
         return changes
 
     def _refresh(self, group: Group, _: int) -> None:
-        """Take up the group's row anew: the changes of _clamp() have made another object of it."""
+        """Take up a group's row anew, as the log has _clamp()'s changes: it is another object."""
         row = self._shard.queues.groups.get((group.stream.number, group.name))
         if row is not None and not group.gone:
             group.row = row
 
-    def _clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
-        """Count and report a group whose position was moved into its stream. code: why."""
+    def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        """Count and report that _clamp() moved a group's position into its stream. code: why."""
         self._shard.counters["groups_clamped"] += 1
         facts = {"stream": stream.name, "group": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"
@@ -681,7 +681,7 @@ class Groups:
             self.reader.drop_gone(group)
 
     def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
-        """Tell the members of a stream's groups of a new version of its schema."""
+        """Tell the members of a stream's groups of a new version of its schema, before its data."""
         for group in self._groups.of(stream.number):
             for member in group.members:
                 if member.link.typed:

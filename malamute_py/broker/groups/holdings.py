@@ -114,7 +114,7 @@ class Holdings:
     # --- pages ------------------------------------------------------------------------------
 
     def _page(self, offset: int) -> Page:
-        """The page of an offset, made if need be."""
+        """The page of an offset, made if need be, for an offset that is opened."""
         base = offset - offset % PAGE
         bases = self._bases
         if bases and bases[-1] == base:  # Most offsets are new ones, in the last page.
@@ -128,7 +128,7 @@ class Holdings:
         return page
 
     def _found(self, offset: int) -> Page | None:
-        """The page of an offset, if there is one."""
+        """The page of an offset, if there is one: else the offset is done or not read."""
         index = bisect_right(self._bases, offset) - 1
         if index < 0 or offset >= self._bases[index] + PAGE:
             return None
@@ -209,7 +209,7 @@ class Holdings:
         return found
 
     def hand(self, base: int, bits: int, member: Any, now_ms: int) -> None:
-        """Put waiting offsets into a member's hands."""
+        """Put waiting offsets into the hands of a member, which is sent their records."""
         for page, mask in self.pieces(base, bits):
             page.waiting &= ~mask
             before = page.held.get(member, 0)
@@ -312,7 +312,7 @@ class Holdings:
         self.withheld += mask.bit_count()
 
     def finish(self, page: Page, mask: int) -> None:
-        """Note that withheld offsets are done."""
+        """Note that withheld offsets are done, as the log has that or will be told."""
         page.withheld &= ~mask
         page.open &= ~mask
         self.withheld -= mask.bit_count()
@@ -399,7 +399,7 @@ class Holdings:
         entries[due_ms] = entries.get(due_ms, 0) | mask
 
     def put_off_leases(self, ms: int) -> None:
-        """Let all leases last so much longer."""
+        """Let all leases last so much longer: the broker stood still for that time."""
         for page in self.pages:
             for member, entries in page.leases.items():
                 page.leases[member] = {at_ms + ms: rows for at_ms, rows in entries.items()}

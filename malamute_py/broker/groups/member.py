@@ -103,7 +103,8 @@ class Member(Receiver):
     def handed(self, count: int, now_ms: int, deliveries: int) -> None:
         """Count records that the member was given; begin to measure its pace unless that goes on.
 
-        deliveries: number of the group's deliveries before the batch that the records are of.
+        Called with each delivery to it. deliveries: number of the group's deliveries before the
+        batch that the records are of.
         """
         self.held += count
         if not self.timed_left:

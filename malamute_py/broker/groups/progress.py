@@ -40,7 +40,10 @@ class Progress:
             self._timers.set(group.flush_at_ms, partial(self._flush, group))
 
     def _flush(self, group: Group) -> None:
-        """Log which records of a group are done that the log does not have so; the timer's call."""
+        """Log which records of a group are done that the log does not have as done.
+
+        Called by the timer of flush_later().
+        """
         group.flush_at_ms = 0
         if group.gone or group.flushing:
             return  # _flushed() looks again at what has been done since.

@@ -383,7 +383,7 @@ class GroupReader:
         self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int,
         attempts: int = 1,
     ) -> int:  # fmt: skip
-        """Put rows of a batch into a member's outbox; returns the bytes given.
+        """Hand rows of a batch to a member, and put them into its link's outbox; returns the bytes.
 
         attempts: of the rows, with this delivery.
         """

@@ -167,7 +167,7 @@ class Slots:
 
 
 def rows_by_owner(owners: Places, bits: int) -> list[tuple[int, int]]:
-    """Divide rows of a batch by their owners: (the owner's number, its rows).
+    """Divide rows of a batch by their owners, for a delivery to each: (owner's number, its rows).
 
     owners: the number of each row's owner.
     """
@@ -191,9 +191,9 @@ def rows_by_owner(owners: Places, bits: int) -> list[tuple[int, int]]:
 def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Rendezvous hash of each member (a row) with each of these slots (a column).
 
-    It comes of the member's session and number, so other members that come or go do not change it.
-    The numbers are those of the mixer splitmix64, by which every bit of a slot and of a member
-    bears on every bit of the hash.
+    A slot is to belong to the member with the greatest one. The hash comes of the member's session
+    and number, so other members that come or go do not change it. The factors are those of the
+    mixer splitmix64, by which every bit of a slot and of a member bears on every bit of the hash.
     """
     # signed: a client chooses its members' numbers, and may choose a negative one.
     names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)
