@@ -102,7 +102,7 @@ class MailboxAdmin:
         """Queues that are all empty while the administration has nothing to do."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """Handlers of the commands."""
+        """Handlers of the commands, by which the broker calls them."""
         return {
             PeekMail: self.peek,
             PurgeMail: self.purge,
@@ -306,7 +306,7 @@ class MailboxAdmin:
         self._shard.counters["mail_unread"] += job.count
 
     def _done(self, job: Emptying) -> None:
-        """Finish a job whose last piece has left.
+        """Finish a job that finds nothing more to remove.
 
         A temporary mailbox, which has no answer, is forgotten; a purge is answered; a removal goes
         into the log and is answered then.

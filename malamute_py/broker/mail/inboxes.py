@@ -267,7 +267,10 @@ class Inboxes:
         return budget
 
     def _turn(self, mailbox: Mailbox) -> int:
-        """Hand puts to the readers of a mailbox, in turn; returns how many puts were looked at."""
+        """Hand puts to the readers of a mailbox, in turn; returns how many puts were looked at.
+
+        The turn of a mailbox that has messages and readers for them, of TURN_PUTS at most.
+        """
         able = mailbox.able
         rows, number = mailbox.rows, mailbox.number
         done = 0
@@ -610,7 +613,7 @@ class _Ack(Effect):
         self.inboxes._shard.counters["mail_acknowledged"] += count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Give the rows back to the reader; if it has ended, to other readers."""
+        """Give the rows back to the reader, as the log refused, or to others if it has ended."""
         inbox = self.inbox
         for base, mask, row in self.rows:
             if inbox.ended:

@@ -252,7 +252,7 @@ class Mailbox:
     # --- what waits -----------------------------------------------------------------------------
 
     def push(self, base: int, priority: int) -> None:
-        """Note that a put (its number is `base`) has a row that may be delivered."""
+        """Note that a put (its number is `base`) has a row that may be delivered: it waits."""
         if not priority:
             self.ready.add(base)
             return
@@ -264,7 +264,7 @@ class Mailbox:
         waiting.add(base)
 
     def pull(self, base: int, priority: int) -> None:
-        """Note that a put has no row left that may be delivered."""
+        """Note that a put has no row left that may be delivered: no turn looks at it again."""
         if not priority:
             self.ready.discard(base)
         elif self.by_priority is not None:

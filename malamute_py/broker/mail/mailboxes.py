@@ -222,7 +222,7 @@ class Mailboxes:
         self._steps.propose(mailbox.creation(), creating, *effects)
 
     def _created(self, mailbox: Mailbox, _: int) -> None:
-        """Note that the log has a mailbox, or its changed settings."""
+        """Note that the log has a mailbox, or its changed settings, as create() asked."""
         mailbox.pending -= 1
         self.note_standing(mailbox)
 
@@ -237,7 +237,7 @@ class Mailboxes:
             self.forget(mailbox)
 
     def note_standing(self, mailbox: Mailbox) -> None:
-        """Note that the log has a mailbox, and report its creation the first time."""
+        """Note that the log has a mailbox, whatever step created it; report that the first time."""
         if mailbox.state == STANDING:
             return
         mailbox.state = STANDING

@@ -349,7 +349,7 @@ class Messages:
             self.wake(mailbox)
 
     def _expire(self, place: Pair, over: dict[int, list[RowsOfPut]]) -> None:
-        """Collect the rows of one put that are past their expiry, and are not held.
+        """Collect the rows of one put that are past their expiry and not held, for their removal.
 
         place: (number of the mailbox, number of the put). over: gets the rows, by mailbox.
         """
@@ -404,14 +404,14 @@ class Leaving(Effect):
     rows: list[RowsOfPut]
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Remove the messages from the mailbox."""
+        """Remove the messages from the mailbox, as the log has their removal."""
         gone = self.messages.gone
         mailbox = self.mailbox
         for base, mask, row in self.rows:
             gone(mailbox, base, mask, row)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Keep the messages in the mailbox."""
+        """Keep the messages in the mailbox, as the log refused their removal."""
         for _, mask, row in self.rows:
             self.messages.stay(self.mailbox, row, mask)
 

@@ -118,7 +118,7 @@ class Reviving(Leaving):
     """Dead letters that are tried again: they become requests, or records of their group wait."""
 
     def taken(self, part: Part) -> None:
-        """Keep the dead letters from readers."""
+        """Keep the dead letters from readers until the log answers."""
         for _, mask, row in self.rows:
             self.messages.leaving(self.mailbox, row, mask)
 
@@ -136,7 +136,7 @@ class Burying(_OfMailbox):
         self.messages.mailboxes.reserve(self.mailbox, self.count, self.size)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Add the dead letters to the mailbox."""
+        """Add the dead letters to the mailbox, where the tables have them now."""
         messages, mailbox = self.messages, self.mailbox
         mailboxes = messages.mailboxes
         mailboxes.unreserve(mailbox, self.count, self.size)
