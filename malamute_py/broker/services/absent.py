@@ -31,8 +31,8 @@ class AbsentHolder:
     def rows_at(self, number: int) -> tuple[int, int]:
         """Return (base, rows) of the last batch that begins at or before a request's number.
 
-        rows: those that the holder had; 0: it had nothing that begins so early. The caller checks
-        that the number lies in the batch.
+        Asked for a request that a late answer names. rows: those that the holder had; 0: it had
+        nothing that begins so early. The caller checks that the number lies in the batch.
         """
         at = bisect_right(self.bases, number) - 1
         base = self.bases[at] if at >= 0 else -1

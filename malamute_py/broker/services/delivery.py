@@ -75,7 +75,10 @@ class WorkDelivery:
             self._send_pending(offer, pending.popleft())
 
     def _send_pending(self, offer: Offer, work: PendingWork) -> None:
-        """Send the rows of pending work that its worker still holds; else free their credit."""
+        """Send the rows of pending work that its worker still holds, and return others' credit.
+
+        Its body was read, or could not be: while that took, rows may have left the worker.
+        """
         if offer.ended:
             return
         batch, rows = work.batch, 0

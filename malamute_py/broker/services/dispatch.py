@@ -150,7 +150,7 @@ class Priorities(Generic[Batch, Worker]):
         was given the turn for, until some of that entry is handed out."""
 
     def queues_of(self, priority: int) -> Filed[Batch, Worker]:
-        """The queues of a priority, to be filed in or looked through."""
+        """The queues of a priority, in which one is to be filed or forgotten."""
         found = self.by_priority.get(priority)
         if found is None:
             self.by_priority[priority] = found = Filed()
@@ -393,7 +393,7 @@ class Dispatch(Generic[Batch, Worker]):
     # --- offers -----------------------------------------------------------------------------
 
     def join(self, offer: Worker) -> None:
-        """Add an offer, which refile() makes ready.
+        """Add an offer, which refile() makes ready once its worker was told.
 
         Raises PatternError: its pattern is wrong, and nothing was changed.
         """
@@ -461,7 +461,7 @@ class Dispatch(Generic[Batch, Worker]):
     def takers_of(
         self, queue: SubjectQueue[Batch, Worker]
     ) -> list[WorkersByPattern[Batch, Worker]]:
-        """Offers, by pattern, that take a queue's subject; found anew after patterns changed."""
+        """Offers, by pattern, that take a queue's subject; matched anew after patterns changed."""
         if queue.version != self.version:
             by_pattern = self.by_pattern
             found = [by_pattern[EVERYTHING]] if EVERYTHING in by_pattern else []
@@ -507,7 +507,7 @@ class Dispatch(Generic[Batch, Worker]):
     def push(
         self, workers: WorkersByPattern[Batch, Worker], queue: SubjectQueue[Batch, Worker]
     ) -> None:
-        """File a queue in which requests wait with a pattern that takes its subject."""
+        """File a queue in which requests wait with the offers that take it by one pattern."""
         workers.heap_of(queue).file_queue(queue)
         if workers.ready:
             self.turns[workers] = None

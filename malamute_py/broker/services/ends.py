@@ -156,7 +156,7 @@ class Ends:
         return parts
 
     def report_undeliverable(self, reply_to: str, count: int) -> None:
-        """Count and report replies or notices whose mailbox has gone."""
+        """Count and report replies or notices whose mailbox has gone: no requester gets them."""
         self._shard.counters["replies_undeliverable"] += count
         self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
 
@@ -236,7 +236,10 @@ class Ends:
             self.settle_at_ms = now_ms + RETRY_MS
 
     def bury_later(self, items: Iterable[BatchRows], *why: Any) -> None:
-        """Keep rows whose attempts are used up out of the queue until they can be buried."""
+        """Keep rows whose attempts are used up out of the queue until they can be buried.
+
+        Called as their burial was refused; Deadlines tries it again.
+        """
         for batch, rows in items:
             batch.aside |= rows
         self.settle_later(items)

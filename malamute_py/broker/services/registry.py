@@ -119,7 +119,7 @@ class Registry:
         self._shard.quotas.add(service.row.by, "services")
 
     def forget(self, service: Service) -> None:
-        """Remove a service that has gone, or was never made, from the table and a quota."""
+        """Remove a service that has gone, or was never made, also from its owner's quota."""
         if self.by_name.get(service.name) is service:
             del self.by_name[service.name]
             del self.names[bisect_left(self.names, service.name)]
@@ -162,7 +162,7 @@ class Registry:
         self._steps.propose(self.creation(service), making, *effects)
 
     def _was_made(self, service: Service, _: int) -> None:
-        """Take note that the log has a service that was created by itself."""
+        """Take note that the log has a service that make() asked for."""
         service.making -= 1
         self.made(service)
 

@@ -105,7 +105,7 @@ class Returns:
     def bury_exhausted(
         self, service: Service, items: list[BatchRows], why: str, said: str = ""
     ) -> None:
-        """Turn rows whose attempts are used up into dead letters.
+        """Turn rows whose attempts are used up into dead letters, once the log has the last one.
 
         why: how the last attempt ended. said: the worker's reason. Where the mailbox or the log
         refuses them, they stay out of the queue and are tried again later.

@@ -118,7 +118,7 @@ class RequestBatch:
 
     @property
     def leased(self) -> int:
-        """Rows that workers hold by a lease."""
+        """Rows that workers hold by a lease; the tables may have more as held (Ends.unsettled)."""
         rows = 0
         for lease in self.leases:
             rows |= lease.rows
