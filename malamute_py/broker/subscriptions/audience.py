@@ -148,7 +148,7 @@ class Audience:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions of the stream, whether live or not, in a new list."""
+        """All subscriptions of the stream, live or not: a new list, as callers may end some."""
         found = list(self.everyone)
         for same in self._numbers.values():
             found += same
@@ -243,7 +243,7 @@ class Audience:
         self._forget_matched()
 
     def _forget_matched(self) -> None:
-        """Forget the matches of recent headers."""
+        """Forget the matches of recent headers alone, as for headers that are too many."""
         self.matched.clear()
         self._matched_weight = 0
 

@@ -152,7 +152,10 @@ class Lagging:
         self.gap(sub, next, "damaged", reason)
 
     def past_what_is_gone(self, sub: Subscription) -> None:
-        """Pass over records before the first one that the stream still has, with a GAP."""
+        """Pass over records before the first one that the stream still has, with a GAP.
+
+        Called at the beginning of a subscription's turn.
+        """
         stream = sub.stream
         # Retention may be ahead of what is durable: the position of a durable reader stays before
         # that, and records that are still in memory come to it after all.

@@ -225,7 +225,7 @@ class Delivery:
                 self._give_up_late(largest)
 
     def _count_late(self, audience: Audience, size: int) -> None:
-        """Count bytes of late batches, of one stream and of all. size: below 0: no longer."""
+        """Count bytes of late batches, which are bounded; below 0: of such as are late no more."""
         audience.late_bytes += size
         self.late_bytes += size
 

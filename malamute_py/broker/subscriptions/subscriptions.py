@@ -231,7 +231,7 @@ class Subscriptions:
             self._drop(sub)
 
     def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
-        """Tell a stream's subscriptions of a new version of its schema."""
+        """Tell a stream's subscriptions of a new version of its schema, before batches of it."""
         for sub in audience_of(stream).subscriptions:
             if sub.started and sub.link.typed:
                 self._links.say(sub.link, Schema(sub.number, number, schema))
