@@ -255,7 +255,7 @@ class Moving:
     def _end_change(
         self, transaction: Transaction, bases: list[int], *, gave_up: bool = False
     ) -> TransactionEnded:
-        """Return the change that ends a committed transaction.
+        """Return the change that ends a committed transaction, all in its streams or given up.
 
         bases: numbers of the batches that leave with it. gave_up: an operator gave up some of them.
         """
@@ -265,7 +265,7 @@ class Moving:
         return TransactionEnded(transaction.id, bases, why, self._shard.now_ms)
 
     def _lost(self, transaction: Transaction, stream: Stream | None, batch: Staged) -> None:
-        """Report a batch that damage has taken: the rest of the transaction is appended."""
+        """Report a staged batch whose body is lost; the rest of its transaction is appended."""
         self._shard.counters["staged_records_lost"] += batch.count
         self._shard.event(
             "staged_records_lost", "error", transaction=transaction.id.hex(),
@@ -485,7 +485,10 @@ class Moving:
     def _gave_up(
         self, transaction: Transaction, ring: str, batches: list[tuple[Stream, Staged]]
     ) -> None:
-        """Report batches of one ring that an operator gave up; all are of the ring's one stream."""
+        """Report batches of one ring that an operator gave up, once the log has that.
+
+        All are of one stream, as a ring beside ring main has one.
+        """
         stream, _ = batches[0]
         count = sum(batch.count for _, batch in batches)
         transaction.given_up[stream.name] = count

@@ -156,7 +156,7 @@ class Transactions:
         self._moving.give_up(transaction, ender)
 
     def was_given_up(self, id: bytes) -> bool:
-        """Whether records of a committed transaction are known to be given up."""
+        """Whether the tables know that records of a committed transaction were given up."""
         end = self._shard.queues.ends.get(id)
         return end is not None and end.why == GIVEN_UP
 
@@ -329,7 +329,7 @@ class Transactions:
         self._steps.take([self._ending(transaction, why, effect)])
 
     def _arm(self, due_ms: int) -> None:
-        """Have the timer fire at a time, unless it fires before."""
+        """Have the one timer of all deadlines fire at a time, unless it fires before."""
         if not self._armed_ms or due_ms < self._armed_ms:
             self._armed_ms = due_ms
             self._timers.set(due_ms, partial(self._look, due_ms))
@@ -392,7 +392,7 @@ class _Beginning(Effect):
         self.transactions.enter(self.transaction)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Use the row that the tables have from now on."""
+        """Use the row that the tables have from now on, which later changes are made in."""
         row = self.transactions._shard.queues.transactions.get(self.transaction.id)
         if row is not None:
             self.transaction.row = row
