@@ -166,7 +166,7 @@ class Acknowledgements:
             if mask & page.held.get(member, 0)
         ]  # fmt: skip
         memory = self.shard.queues if stream.ring.memory else None
-        returning = _Returning(self, group, member, held, [], after_ms)
+        returning = _Returning(self, group, member, held, after_ms=after_ms)
         change = self._returns.change(group, held, why)
         return changing([change], [returning], memory=memory, level=stream.level)
 

@@ -157,7 +157,7 @@ class GroupAdministration:
         return self._edits.get((group.stream.number, group.name), group.row.settings)
 
     def _forget_edit(self, group: Group, settings: GroupSettings, *_: Any) -> None:
-        """Forget settings that are on their way into the log no more; those of a later edit stay."""
+        """Forget settings that are on their way to the log no more; those of a later edit stay."""
         place = group.stream.number, group.name
         if self._edits.get(place) is settings:
             del self._edits[place]

@@ -72,7 +72,7 @@ class Progress:
             self.flush_later(group)
 
     def _not_flushed(self, group: Group, *_: Any) -> None:
-        """Mark the group's done records as not logged again, and log them later."""
+        """Mark the group's done records as unlogged again, as the log refused; log them later."""
         self._settle(group, UNLOGGED)
         self.flush_later(group)
 

@@ -210,6 +210,7 @@ class Mailbox:
         self.expired_unreported = 0
         """Expired messages that no event has reported yet."""
         self.report_expired_at_ms = 0
+        """Time from which on the next event may report them."""
         self.order: Ordered[int] = Ordered()
         """Numbers of the puts in the mailbox."""
         self.ready: Ordered[int] = Ordered()

@@ -62,6 +62,7 @@ class Puts:
         self._messages = messages
         self.mailboxes = messages.mailboxes
         self._notices: dict[int, bytes] = {}
+        """Number of rows -> the encoded notice with so many."""
 
     # --- putting --------------------------------------------------------------------------------
 
