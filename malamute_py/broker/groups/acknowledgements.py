@@ -6,8 +6,9 @@ never comes again after a restart, and a record that was not acknowledged is not
 
 The records that a command names are `picked`: pages of the group's holdings, each with the mask of
 their offsets. While the log is being told of them, they are withheld from all members. A part with
-`memory` set is not logged and takes effect at once. Source: docs/design.md, Queues and the
-checkpoint.
+`memory` set is not logged and takes effect at once. An effect is called when its part is taken into
+a step, and when the log has the step (`appended`) or refuses it. Source: docs/design.md, Queues and
+the checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ RELEASED: Final = int(WorkState.RELEASED)
 
 
 class Acknowledgements:
-    """The command ACK_RECORDS."""
+    """The command ACK_RECORDS: `prepare` makes its part of a step, and the effects do the rest."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Acknowledgements:
         self._members = members
 
     def prepare(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
-        """Prepare an ACK_RECORDS that is a command of its own. Raises BrokerRefused.
+        """Prepare the part of an ACK_RECORDS outside ATOMIC. Raises BrokerRefused.
 
         With a state, or an `again_ms` from 0 on, the records are not done: they failed, are wanted
         again after `again_ms`, or the member renews its leases. An acknowledgement without a
@@ -86,7 +87,7 @@ class Acknowledgements:
         return Part(effects=[_Acknowledging(self, group, member, picked)], memory=True)
 
     def prepare_together(self, link: Link, command: AckRecords, frame: Any = None) -> Part:
-        """Prepare an ACK_RECORDS within an ATOMIC: only of records that are done, and logged.
+        """Prepare the part of an ACK_RECORDS within an ATOMIC, which may only say `done`.
 
         Raises BrokerRefused.
         """
@@ -100,7 +101,8 @@ class Acknowledgements:
     def _picked(self, link: Link, command: AckRecords) -> tuple[Group, Member, Picked]:
         """Find the records that an acknowledgement names, all of which the member must hold.
 
-        Raises BrokerRefused.
+        A member that was passed over has said something, and is given records again. Raises
+        BrokerRefused.
         """
         member = link.receivers.get(command.subscription)
         if not isinstance(member, Member):
@@ -127,7 +129,7 @@ class Acknowledgements:
         return group, member, picked
 
     def _done_part(self, group: Group, member: Member, picked: Picked) -> Part:
-        """Return a part that logs records as done, after which no member holds them."""
+        """Return a part by which the log has records as done: for an acknowledgement to confirm."""
         stream = group.stream
         ranges = group.holdings.ranges(picked, logged=group.row.next)
         change = GroupDone(stream.number, group.name, ranges, self.shard.epoch)
@@ -136,9 +138,10 @@ class Acknowledgements:
         return changing([change], [finishing], memory=memory, level=stream.level)
 
     def done(self, group: Group, picked: Picked) -> None:
-        """Note that withheld records are done, at once or since the log has it.
+        """Note that withheld records are done, and give the group a turn.
 
-        picked: a mask may be 0, as of a page whose records had all left the member's hands.
+        Called when the log has that, or at once for an acknowledgement without a tracker. picked: a
+        mask may be 0, as of a page whose records had all left the member's hands.
         """
         group.acknowledged([(page, mask) for page, mask in picked if mask])
         group.moved_ms = self.shard.now_ms
@@ -152,7 +155,8 @@ class Acknowledgements:
     ) -> Part:
         """Return a part by which records wait again, and the log counts an ended attempt of each.
 
-        why: how the attempt ended. after_ms: pause before the records are handed out again.
+        Taken for records that failed, and for returned ones where attempts are counted. why: how
+        the attempt ended. after_ms: pause before the records are handed out again.
         """
         stream = group.stream
         # Records that a holder had before it was lost may wait already; they go on to wait. If all
@@ -162,7 +166,7 @@ class Acknowledgements:
             if mask & page.held.get(member, 0)
         ]  # fmt: skip
         memory = self.shard.queues if stream.ring.memory else None
-        returning = _Returning(self, group, member, held, [], after_ms)
+        returning = _Returning(self, group, member, held, after_ms=after_ms)
         change = self._returns.change(group, held, why)
         return changing([change], [returning], memory=memory, level=stream.level)
 

@@ -37,7 +37,7 @@ _UNKNOWN: Final[dict[str, Any]] = {
 
 
 class GroupAdministration:
-    """The commands about groups as a whole."""
+    """Handlers of the commands about groups as a whole; other handlers find groups by it, too."""
 
     def __init__(
         self,
@@ -77,7 +77,10 @@ class GroupAdministration:
         return group
 
     def stands(self, group: Group) -> bool:
-        """Whether the stream has a group of this name, be it another since a reset."""
+        """Whether the stream has a group of this name, be it another since a reset.
+
+        Called for a group that is `gone`: it was reset if one of its name stands, else removed.
+        """
         return self._groups.get((group.stream.number, group.name)) is not None
 
     def remove_group(self, link: Link, command: RemoveGroup) -> None:
@@ -113,6 +116,7 @@ class GroupAdministration:
     ) -> GroupSettings:
         """Return settings made of those that a client named and of others. Raises BrokerRefused.
 
+        For EDIT_GROUP, and for JOIN_GROUP, whose settings are those of a group that it creates.
         over: settings in force, which hold where the client named nothing; None: a new group.
         defaults: values that hold instead of `over`, as a command that replaces all settings asks.
         """
@@ -146,11 +150,14 @@ class GroupAdministration:
         self._steps.put([change], editing, answer, memory=stream.ring.memory)
 
     def settings_to_be(self, group: Group) -> GroupSettings:
-        """Return the settings of a group once all edits on their way are appended."""
+        """Return the settings of a group once all edits on their way are appended.
+
+        An edit or a reset begins from these, so that it takes back no edit before it.
+        """
         return self._edits.get((group.stream.number, group.name), group.row.settings)
 
     def _forget_edit(self, group: Group, settings: GroupSettings, *_: Any) -> None:
-        """Forget settings that the log has or has refused; those of a later edit stay."""
+        """Forget settings that are on their way to the log no more; those of a later edit stay."""
         place = group.stream.number, group.name
         if self._edits.get(place) is settings:
             del self._edits[place]
@@ -251,7 +258,7 @@ class GroupAdministration:
 
 
 def _attempts(group: Group) -> list[list[int]]:
-    """[attempts, number of records that have had so many], of records that are not done."""
+    """Count the records that are not done by attempts, for GROUP_INFO: [attempts, records]."""
     counted: dict[int, int] = {}
     for first, end, times, _ in group.row.tries:
         counted[times] = counted.get(times, 0) + end - first

@@ -34,7 +34,10 @@ Back: TypeAlias = Callable[[Group, Picked, int], None]
 
 
 class DeadLetters:
-    """Records on their way into the dead-letter mailboxes of their groups."""
+    """Records on their way into the dead-letter mailboxes of their groups.
+
+    The reader of a group has `without` sort them out before it hands rows out.
+    """
 
     def __init__(self, shard: Shard, steps: Steps, puts: Puts, progress: Progress) -> None:
         self.shard = shard
@@ -54,7 +57,10 @@ class DeadLetters:
         return bits
 
     def _bury(self, group: Group, batch: StampedBatch, entry: Tries, rows: int, back: Back) -> None:
-        """Put rows of one batch into the dead-letter mailbox, in halves if they do not fit."""
+        """Put rows of one batch into the dead-letter mailbox, in halves if they do not fit.
+
+        entry: how their attempts ended.
+        """
         picked, count = group.withhold(batch.base, rows), rows.bit_count()
         burying = _Burying(self, group, picked, back, count, batch.base + low_bit(rows), entry)
         try:
@@ -74,7 +80,7 @@ class DeadLetters:
         self._steps.take([part])
 
     def name_of(self, number: int) -> str:
-        """Return the name of a mailbox."""
+        """Return the name of a mailbox, for an event; "": it is gone."""
         mailbox = self._puts.mailboxes.by_number.get(number)
         return "" if mailbox is None else mailbox.name
 

@@ -18,7 +18,11 @@ STALE_MAX: Final = 64
 
 
 class FreeMembers:
-    """Members that may be given something, as far as is known."""
+    """Members of one group that may be given something, as far as is known.
+
+    The group files a member when its credit, its link's room or its holdings have changed, and
+    takes the first one to hand rows to it.
+    """
 
     __slots__ = ("_heap", "count")
 
@@ -30,7 +34,7 @@ class FreeMembers:
         """Number of members that are filed."""
 
     def file(self, member: Member) -> None:
-        """Give a member its place after its credit, its link's room or its holdings changed."""
+        """Sort a member in anew, as its credit, its link's room or its holdings have changed."""
         if not member.able:
             self.remove(member)
             return
@@ -41,7 +45,7 @@ class FreeMembers:
         self.trim()
 
     def remove(self, member: Member) -> None:
-        """Give a member nothing more; its entry becomes stale."""
+        """Let a member that leaves or is passed over be given nothing; its entry becomes stale."""
         if member.filed:
             member.filed = False
             self.count -= 1
@@ -62,7 +66,10 @@ class FreeMembers:
             heapify(heap)
 
     def first(self) -> Member | None:
-        """The member with the most free credit; None: no member may be given something."""
+        """The member with the most free credit; None: no member may be given something.
+
+        It stays filed: the caller only asks whether a read of records is worth while.
+        """
         heap = self._heap
         while heap:
             negated_left, served, _, member = heap[0]

@@ -60,7 +60,10 @@ among 60,000 takes 1.6 ms."""
 
 
 class Group:
-    """One group at run time: its members, its reader's position, and its open offsets."""
+    """One group at run time: its members, its reader's position, and its open offsets.
+
+    Groups has members come and go, GroupReader deals batches out, Acknowledgements ends records.
+    """
 
     __slots__ = (
         "_deliveries_before_batch", "_joins", "_slots_of", "_watch", "absent_holder", "by_place",
@@ -175,7 +178,7 @@ class Group:
         return None
 
     def hand_over(self, member: Member) -> Picked:
-        """Give the place to a member: the absent holder, come back; returns what it had held."""
+        """Give the place to the absent holder, back as this member; returns what it had held."""
         released = self._release_absent(self.absent_holder)
         self.absent_holder, self.holder = None, member
         return released
@@ -184,8 +187,7 @@ class Group:
         """Remove a member of an exclusive group; returns the records that it held.
 
         None are returned where the place is kept, with what the member holds. keep_until_ms: until
-        then the holder may come back; 0: it has left for good. fault: the end of its membership
-        counts as an attempt of the records.
+        then it may come back; 0: it has left for good. fault: the end is an attempt of the records.
         """
         self.members.remove(member)
         self.free.remove(member)
@@ -238,7 +240,7 @@ class Group:
 
     @property
     def place(self) -> Holder | None:
-        """The member that has the place of an exclusive group, or for which it is kept."""
+        """The holder of an exclusive group, or the one that its place is kept for, to be logged."""
         one = self.holder or self.absent_holder
         if isinstance(one, Member):
             return Holder(one.identity, one.session, one.hold_ms)
@@ -281,7 +283,7 @@ class Group:
 
     @property
     def takes(self) -> bool:
-        """Whether some member may be given something now."""
+        """Whether some member may be given something now: else a read would be in vain."""
         if self.kind == "exclusive":
             return self.place_logged and self.holder is not None and self.holder.able
         return self.free.first() is not None
@@ -359,7 +361,7 @@ class Group:
     # --- reading a batch -------------------------------------------------------------------------
 
     def read_to(self, offset: int) -> None:
-        """Move the reader past what was handed out, not selected, lost, or done before a start."""
+        """Move the reader to an offset, and on over what was done in an earlier run after it."""
         while self.done_earlier:
             first, end = self.done_earlier[0]
             if first > offset:
@@ -451,10 +453,9 @@ class Group:
             given.clear()
 
     def _by_slot(self, batch: StampedBatch, bits: int) -> Iterator[tuple[Member, int]]:
-        """Yield members and the rows that each gets of a batch, by the slots of the rows' keys.
+        """Yield what divided() does for a keyed group, by the slots of the rows' keys.
 
-        A row whose slot has no member that can take it waits. The caller hands the rows of each
-        pair to the member before it asks for the next.
+        A row whose slot has no member that can take it waits.
         """
         assert self.slots is not None
         began = self.delivery_work
@@ -537,7 +538,7 @@ class Group:
         return 0 < self.row.settings.attempts_max <= times or why.startswith(FAILED)
 
     def _first_dying(self) -> int | None:
-        """The least waiting offset of a record that is to become a dead letter; None: no such."""
+        """The least waiting offset of a record to be buried as a dead letter; None: no such."""
         for entry in self.row.tries:
             if self._is_dead(entry):
                 first, end, _, _ = entry
@@ -621,7 +622,7 @@ class Group:
         return begins, dropped
 
     def withhold(self, base: int, bits: int) -> Picked:
-        """Take waiting rows out of the queue until the log has what becomes of them."""
+        """Take waiting rows that are being buried from all members until the log has answered."""
         picked: Picked = []
         for page, mask in self.holdings.pieces(base, bits):
             self.holdings.unhand(page, member=None, mask=mask)
@@ -643,7 +644,7 @@ class Group:
                 self.slots.hold_back(slots_of(page, mask))
 
     def back(self, picked: Picked, *, late: bool) -> None:
-        """Let withheld rows wait again. late: the end of a pause comes first (Page.late)."""
+        """Let withheld rows wait again, as the log answered. late: after a pause (Page.late)."""
         holdings, slots = self.holdings, self.slots
         for page, mask in picked:
             holdings.restore(page, mask, member=None, now_ms=0)
@@ -655,7 +656,7 @@ class Group:
                 (slots.delay if late else slots.back)(slots_of(page, mask))
 
     def slots_at(self, offsets: list[int]) -> list[int]:
-        """Slots of offsets in a keyed group; nothing in another. 0 where an offset has no page."""
+        """Slots of offsets, for a dead letter to name: [] unless keyed, 0 of one without a page."""
         if self.slots is None:
             return []
         found: list[int] = []
@@ -685,7 +686,7 @@ class Group:
         self.slots.take_in(np.array([slot], np.uint16))
 
     def acknowledged(self, picked: Picked) -> None:
-        """Note that the acknowledgement of these records is in the log."""
+        """Count withheld records as done, since they were acknowledged or buried."""
         for page, mask in picked:
             self.holdings.finish(page, mask)
             if self.slots is not None:
@@ -693,7 +694,7 @@ class Group:
 
     @property
     def has_unlogged(self) -> bool:
-        """Whether records are done that the log does not have as done: it is to be told."""
+        """Whether records are done that the log does not have as done: Progress is to tell it."""
         if self.holdings.low > self.row.next:
             return True
         return any(page.logging is UNLOGGED for page in self.holdings.pages)

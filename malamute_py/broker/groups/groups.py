@@ -75,7 +75,10 @@ LEFT_IN_ORDER: Final = ("bye", "kicked")
 
 
 class Groups:
-    """All groups of one core."""
+    """All groups of one core.
+
+    The broker calls its handlers, and tells it what becomes of links, credit and streams.
+    """
 
     def __init__(
         self,
@@ -203,24 +206,24 @@ class Groups:
             if done:  # A GroupSet has no done ranges beyond the position: it forgets them.
                 changes.append(GroupDone(row.stream, row.name, done, epoch))
             row.next, row.done, row.tries = min(row.next, end), done, tries
-            self._clamped(stream, row.name, before, row.next, "rewound")
+            self._say_clamped(stream, row.name, before, row.next, "rewound")
         if row.next < first:
             changes.append(GroupDone(row.stream, row.name, [(row.next, first)], epoch))
             row.tries = without_tries(row.tries, [(row.next, first)])
             row.next, row.done = with_done(row.next, row.done, [(row.next, first)])
             purged = first <= stream.row.trimmed
             code = "purged" if purged else "retention"
-            self._clamped(stream, row.name, before, row.next, code)
+            self._say_clamped(stream, row.name, before, row.next, code)
         return changes
 
     def _refresh(self, group: Group, _: int) -> None:
-        """Take up the group's row anew: the changes of _clamp() have made another object of it."""
+        """Take up a group's row anew, as the log has _clamp()'s changes: it is another object."""
         row = self._shard.queues.groups.get((group.stream.number, group.name))
         if row is not None and not group.gone:
             group.row = row
 
-    def _clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
-        """Count and report a group whose position was moved into its stream. code: why."""
+    def _say_clamped(self, stream: Stream, name: str, before: int, after: int, code: str) -> None:
+        """Count and report that _clamp() moved a group's position into its stream. code: why."""
         self._shard.counters["groups_clamped"] += 1
         facts = {"stream": stream.name, "group": name, "from": before, "to": after, "code": code}
         level = "info" if code == "purged" else "warning"
@@ -298,7 +301,7 @@ class Groups:
     def _forget(self, member: Member) -> Group | None:
         """End a member for its link and its quotas; returns its group, None if it is in none yet.
 
-        The group itself still has it.
+        The caller takes the member out of the group itself.
         """
         member.leave()
         self._shard.quotas.add_receiver(
@@ -512,7 +515,10 @@ class Groups:
         self.reader.wake(group)
 
     def resume(self, member: Member) -> None:
-        """Give a member's group a turn, as the member's credit or its link's room has grown."""
+        """Give a member's group a turn, as the member's credit or its link's room has grown.
+
+        Called by the member's link, as `end` and `link_ended` are: a member is a receiver.
+        """
         group = self._members[member]
         if group is not None:
             group.free.file(member)
@@ -521,7 +527,8 @@ class Groups:
     def end(self, member: Member, code: str) -> None:
         """End a membership with an ENDED; records that it held go to other members.
 
-        Its place as the holder is not kept, and no attempt of the records is counted.
+        Called when its client cancels it, and where the broker ends it, as after a removal. Its
+        place as the holder is not kept, and no attempt of the records is counted.
         """
         group = self._members[member]
         low = 0 if group is None else group.holdings.low
@@ -669,12 +676,12 @@ class Groups:
     # --- what is gone -------------------------------------------------------------------------
 
     def trimmed(self, stream: Stream) -> None:
-        """Count records as done in a stream's groups that the journal has dropped."""
+        """Count records as done in a stream's groups that a trim or the journal has dropped."""
         for group in self._groups.of(stream.number):
             self.reader.drop_gone(group)
 
     def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
-        """Tell the members of a stream's groups of a new version of its schema."""
+        """Tell the members of a stream's groups of a new version of its schema, before its data."""
         for group in self._groups.of(stream.number):
             for member in group.members:
                 if member.link.typed:

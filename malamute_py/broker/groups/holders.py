@@ -30,7 +30,10 @@ RETRY_MS: Final = 1_000
 
 
 class Holders:
-    """The holders of all exclusive groups of one core."""
+    """The holders of all exclusive groups of one core.
+
+    Groups and Leases choose a group's holder, and have it logged here before it is given records.
+    """
 
     def __init__(
         self,

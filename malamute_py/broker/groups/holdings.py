@@ -80,7 +80,11 @@ Picked: TypeAlias = "list[tuple[Page, int]]"
 
 
 class Holdings:
-    """The offsets of one group from `next` on."""
+    """The offsets of one group from `next` on.
+
+    The group calls a method for each change of an offset's state. Where two calls make one change,
+    unhand() comes first, and what gives the offsets their next state follows at once.
+    """
 
     __slots__ = ("_bases", "held", "late", "pages", "read", "waiting", "withheld")
 
@@ -110,7 +114,7 @@ class Holdings:
     # --- pages ------------------------------------------------------------------------------
 
     def _page(self, offset: int) -> Page:
-        """The page of an offset, made if need be."""
+        """The page of an offset, made if need be, for an offset that is opened."""
         base = offset - offset % PAGE
         bases = self._bases
         if bases and bases[-1] == base:  # Most offsets are new ones, in the last page.
@@ -124,7 +128,7 @@ class Holdings:
         return page
 
     def _found(self, offset: int) -> Page | None:
-        """The page of an offset, if there is one."""
+        """The page of an offset, if there is one: else the offset is done or not read."""
         index = bisect_right(self._bases, offset) - 1
         if index < 0 or offset >= self._bases[index] + PAGE:
             return None
@@ -167,10 +171,11 @@ class Holdings:
             page_base += PAGE
 
     def tidy(self) -> None:
-        """Drop pages without open offsets and without anything to be logged.
+        """Drop pages without open offsets and without anything to be logged, to free their memory.
 
-        The last page stays while its offsets are read still: what was not selected of it is done.
-        A page before `low` has nothing to be logged: the group's position tells that it is done.
+        Called after records are done. The last page stays while its offsets are read still: what
+        was not selected of it is done. A page before `low` has nothing to be logged: the group's
+        position tells that it is done.
         """
         pages = self.pages
         if not any(not page.open for page in pages):
@@ -187,7 +192,7 @@ class Holdings:
     # --- moving offsets from state to state -----------------------------------------------------
 
     def take_in(self, base: int, bits: int) -> None:
-        """Let offsets wait whose records were read and selected."""
+        """Open offsets whose records were read and selected: they wait for a member."""
         for page, mask in self.pieces(base, bits):
             page.open |= mask
             page.waiting |= mask
@@ -204,7 +209,7 @@ class Holdings:
         return found
 
     def hand(self, base: int, bits: int, member: Any, now_ms: int) -> None:
-        """Put waiting offsets into a member's hands."""
+        """Put waiting offsets into the hands of a member, which is sent their records."""
         for page, mask in self.pieces(base, bits):
             page.waiting &= ~mask
             before = page.held.get(member, 0)
@@ -307,7 +312,7 @@ class Holdings:
         self.withheld += mask.bit_count()
 
     def finish(self, page: Page, mask: int) -> None:
-        """Note that withheld offsets are done."""
+        """Note that withheld offsets are done, as the log has that or will be told."""
         page.withheld &= ~mask
         page.open &= ~mask
         self.withheld -= mask.bit_count()
@@ -394,13 +399,13 @@ class Holdings:
         entries[due_ms] = entries.get(due_ms, 0) | mask
 
     def put_off_leases(self, ms: int) -> None:
-        """Let all leases last so much longer."""
+        """Let all leases last so much longer: the broker stood still for that time."""
         for page in self.pages:
             for member, entries in page.leases.items():
                 page.leases[member] = {at_ms + ms: rows for at_ms, rows in entries.items()}
 
     def next_lease(self) -> int:
-        """Time at which the next lease ends; 0: there is none."""
+        """Time at which the next lease ends, for the group's timer; 0: there is none."""
         return min(
             (at_ms for page in self.pages for entries in page.leases.values() for at_ms in entries),
             default=0,
@@ -422,11 +427,11 @@ class Holdings:
         return list(found.items())
 
     def held_by(self, member: Any) -> Picked:
-        """Return all offsets that a member holds."""
+        """Return all offsets that a member holds, for a holder of whose leases one has ended."""
         return [(page, page.held[member]) for page in self.pages if member in page.held]
 
     def since(self, member: Any) -> int:
-        """Time since which a member holds its oldest offset; 0: it holds none."""
+        """Time since which a member holds its oldest offset, for operators; 0: it holds none."""
         for page in self.pages:
             found = page.since.get(member)
             if found is not None:
@@ -434,7 +439,7 @@ class Holdings:
         return 0
 
     def member_with(self, offset: int) -> Any:
-        """Return the member that holds an offset; None: no member does."""
+        """Return the member that holds an offset, and so holds a group up; None: no member does."""
         for page, mask in self.within(offset, offset + 1):
             for member, held in page.held.items():
                 if held & mask:
@@ -471,7 +476,7 @@ class Holdings:
         return found
 
     def done_ahead(self, page: Page) -> list[Range]:
-        """The done offsets of a page that the reader has passed, as ranges to be logged."""
+        """The done offsets of a page before `read`, as ranges that Progress tells the log."""
         limit = min(PAGE, self.read - page.base)
         closed = ones(limit) & ~page.open
         if not closed:
@@ -483,7 +488,7 @@ class Holdings:
 
 
 def slots_of(page: Page, mask: int) -> SlotsOfRows:
-    """Slots of these offsets of a page, in a keyed group."""
+    """Slots of these offsets of a page in a keyed group, by which Slots counts their changes."""
     assert page.slots is not None
     # An array of booleans, made of the mask, picks them.
     found: SlotsOfRows = page.slots[: mask.bit_length()][rows_of_bits(mask, mask.bit_length())]
@@ -491,7 +496,7 @@ def slots_of(page: Page, mask: int) -> SlotsOfRows:
 
 
 def ranges_of(picked: Picked) -> list[Range]:
-    """Return offsets as ranges of exactly these, without done neighbours."""
+    """Return exactly these offsets as ranges, to log an attempt; Holdings.ranges() adds others."""
     return [
         (page.base + first, page.base + first + count)
         for page, mask in picked

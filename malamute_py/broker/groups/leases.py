@@ -29,7 +29,7 @@ LEASE: Final = "lease"
 
 
 class Leases:
-    """The leases of all groups of one core."""
+    """The leases of all groups of one core: a timer for each group takes back what is over."""
 
     def __init__(
         self,
@@ -55,7 +55,10 @@ class Leases:
         return min(max(lease_ms, settings.lease_min_ms), settings.lease_max_ms)
 
     def watch(self, group: Group) -> None:
-        """Look at a group when its next lease ends, instead of at the time that was planned."""
+        """Set the timer of a group for its next lease's end, in the place of the one before.
+
+        Called when a lease begins that ends before that timer, and after each look.
+        """
         if group.gone:
             return
         due_ms = group.holdings.next_lease()

@@ -28,7 +28,7 @@ LEASE_STEPS: Final = 3
 
 
 class Member(Receiver):
-    """One subscription of one link that takes part in a group."""
+    """One subscription of one link that takes part in a group, with counts of its records."""
 
     __slots__ = (
         "aside",
@@ -103,7 +103,8 @@ class Member(Receiver):
     def handed(self, count: int, now_ms: int, deliveries: int) -> None:
         """Count records that the member was given; begin to measure its pace unless that goes on.
 
-        deliveries: number of the group's deliveries before the batch that the records are of.
+        Called with each delivery to it. deliveries: number of the group's deliveries before the
+        batch that the records are of.
         """
         self.held += count
         if not self.timed_left:

@@ -23,7 +23,10 @@ RANGES_AT_ONCE: Final = 1_000
 
 
 class Progress:
-    """Positions of groups on their way into the log."""
+    """Positions of groups on their way into the log.
+
+    flush_later() is called wherever records are done without a confirm; a timer does the rest.
+    """
 
     def __init__(self, shard: Shard, steps: Steps, timers: Timers) -> None:
         self._shard = shard
@@ -37,7 +40,10 @@ class Progress:
             self._timers.set(group.flush_at_ms, partial(self._flush, group))
 
     def _flush(self, group: Group) -> None:
-        """Log which records of a group are done that the log does not have as done."""
+        """Log which records of a group are done that the log does not have as done.
+
+        Called by the timer of flush_later().
+        """
         group.flush_at_ms = 0
         if group.gone or group.flushing:
             return  # _flushed() looks again at what has been done since.
@@ -66,12 +72,15 @@ class Progress:
             self.flush_later(group)
 
     def _not_flushed(self, group: Group, *_: Any) -> None:
-        """Mark the group's done records as not logged again, and log them later."""
+        """Mark the group's done records as unlogged again, as the log refused; log them later."""
         self._settle(group, UNLOGGED)
         self.flush_later(group)
 
     def _settle(self, group: Group, logging: int) -> None:
-        """End the log's turn: pages that were being logged are LOGGED, or UNLOGGED if refused."""
+        """Mark the pages that were being logged, now that the log has answered.
+
+        logging: LOGGED where it has them, UNLOGGED where it refused.
+        """
         group.flushing = False
         for page in group.holdings.pages:
             if page.logging is LOGGING:

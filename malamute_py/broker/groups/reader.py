@@ -68,7 +68,11 @@ to each of several members costs more than copying its rows."""
 
 
 class GroupReader:
-    """The readers of all groups of one core."""
+    """The readers of all groups of one core.
+
+    The broker calls `serve` in each turn and `history` with answers of the journal; all that may
+    give a group something to hand out calls `wake`.
+    """
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class GroupReader:
                 return
 
     def _erred(self, group: Group, error: Exception) -> None:
-        """End the memberships of a group that could not be served; members may join again."""
+        """End the memberships of a group after an error in serving it; members may join again."""
         self._shard.erred("serving a group", error, stream=group.stream.name, group=group.name)
         for member in list(group.members):
             member.owner.end(member, "internal")
@@ -264,7 +268,10 @@ class GroupReader:
             return batch.size  # It was work, and counts toward the turn's quantum.
 
     def _pass_over(self, group: Group, batch: StampedBatch, error: Exception) -> None:
-        """Pass over a batch that the group cannot handle; its members get GAP."""
+        """Pass over a batch that the group cannot handle, for it would meet the error for ever.
+
+        The batch is quarantined, and the group's members get a GAP.
+        """
         reason = self._shard.quarantine(
             group.stream.name, batch.base, batch.next, "serving a group", error, group=group.name
         )
@@ -366,7 +373,7 @@ class GroupReader:
     def _deliver_by_attempts(
         self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int
     ) -> int:
-        """Put rows into a member's outbox, in a delivery for each number of attempts."""
+        """Put rows into a member's outbox as _deliver() does, a delivery for each attempt count."""
         return sum(
             self._deliver(group, batch, parts, member, some, attempts=earlier + 1)
             for earlier, some in group.by_attempts(batch.base, rows)
@@ -376,7 +383,7 @@ class GroupReader:
         self, group: Group, batch: StampedBatch, parts: PartEncodings, member: Member, rows: int,
         attempts: int = 1,
     ) -> int:  # fmt: skip
-        """Put rows of a batch into a member's outbox; returns the bytes given.
+        """Hand rows of a batch to a member, and put them into its link's outbox; returns the bytes.
 
         attempts: of the rows, with this delivery.
         """
@@ -416,7 +423,7 @@ class GroupReader:
         )  # fmt: skip
 
     def history(self, answer: HistoryRead | ReadFailed) -> bool:
-        """Take the journal's answer to a read of history; False: no group asked for it."""
+        """Take the journal's answer to a read; False: a subscription asked for it, not a group."""
         group = self.turns.answered(answer.token)
         if group is None:
             return False
@@ -640,7 +647,7 @@ class GroupReader:
         self._drop_before(group, group.stream.first_to_read(self._shard.now_ms))
 
     def _drop_before(self, group: Group, first: int) -> None:
-        """Count records before `first` as done, as retention has removed them, with a GAP."""
+        """Count records before `first` as done, since retention removed them; members get a GAP."""
         low = group.holdings.low
         if low < first:
             self._gap(group, (low, first, "retention", ""))

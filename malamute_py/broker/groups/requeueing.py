@@ -134,7 +134,7 @@ class Requeueing:
             self._take_portion(job, portion)
 
     def _read(self, job: _Job, portion: _Portion, letter: RowsOfPut, body: Body | None) -> None:
-        """Keep the rows of a doubtful letter that no purge by subject took.
+        """Keep the rows of a doubtful letter, now read, that no purge by subject took.
 
         body: the letter's content; None: it is lost, so that its rows stay and count as gone. The
         last letter that is read has the portion taken.
@@ -213,7 +213,7 @@ class Requeueing:
         self._steps.take([Part(changes, effects=effects, level=mailbox.level)])
 
     def _reopen(self, job: _Job, again: dict[int, int], lsn: int) -> None:
-        """Let the records of a portion that the log has wait again, and go on with the next."""
+        """Let the records of a portion wait again, now that the log has it; go on with the next."""
         group = job.group
         for offset, slot in again.items():
             group.reopen(offset, slot)
@@ -243,7 +243,7 @@ class _Portion(msgspec.Struct, eq=False):
 
 
 class _Job(msgspec.Struct, eq=False):
-    """One REQUEUE_GROUP that is being done."""
+    """One REQUEUE_GROUP that is being done, portion by portion."""
 
     group: Group
     search: LetterSearch
@@ -254,7 +254,7 @@ class _Job(msgspec.Struct, eq=False):
     """Dead letters whose records the stream has no longer for readers."""
 
     def is_mine(self, rare: Rare) -> bool:
-        """Whether a message is a dead letter of the group."""
+        """Whether a message is a dead letter of the group: others may lie in the same mailbox."""
         group, origin = self.group, rare.origin
         return (
             origin is not None

@@ -122,6 +122,9 @@ class Resetting:
         self._renewed(group, 0)  # 0: no LSN has to be durable first.
 
     def _told(self, before: Group, stood: int) -> dict[str, Any]:
-        """Return facts about a group that was reset; none if it has gone meanwhile."""
+        """Return facts about a group that was reset, for the answer; none if it has gone.
+
+        stood: its position before, which the operator may go back to.
+        """
         group = self._groups.get((before.stream.number, before.name))
         return {} if group is None else {**self._administration.facts(group), "before": stood}

@@ -27,7 +27,7 @@ RETRY_MS: Final = 1_000
 
 
 class Returns:
-    """Records on their way back into their groups."""
+    """Records on their way back into groups that count attempts: the log comes first."""
 
     def __init__(self, shard: Shard, steps: Steps, reader: GroupReader, timers: Timers) -> None:
         self._shard = shard

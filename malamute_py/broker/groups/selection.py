@@ -38,7 +38,7 @@ class PreparedHeaders(NamedTuple):
 
 
 class GroupSelection:
-    """The headers that one group selects."""
+    """The headers that one group selects, asked for each batch that the group takes in."""
 
     __slots__ = ("_keyed", "_seen", "everything", "pattern", "predicate", "prepared", "slow")
 
@@ -57,7 +57,7 @@ class GroupSelection:
         """Header table -> (headers chosen or None for all, slots of its headers)."""
 
     def knows(self, content: Content) -> bool:
-        """Whether the headers of a batch need not be matched."""
+        """Whether the headers of a batch need not be matched, since all match or were seen."""
         return self.everything or content.headers_key in self._seen
 
     def of_table(self, content: Content, base: int) -> tuple[Any, Any]:

@@ -37,7 +37,11 @@ class Candidate(Protocol):
 
 
 class Slots:
-    """Which member of a keyed group each slot belongs to."""
+    """Which member of a keyed group each slot belongs to.
+
+    The group has members enter and leave here, and names the slots of records whenever these change
+    their state: a slot is named once for each of its records.
+    """
 
     __slots__ = ("_best", "_holder", "_late", "_target", "held", "owner", "settled", "waiting")
 
@@ -119,7 +123,7 @@ class Slots:
         self._holder[slots] = place
 
     def withhold(self, slots: SlotsOfRows) -> None:
-        """Count waiting records as in hand, so that their slots stay: the log is being told."""
+        """Count waiting records as in hand: their slots do not move until the log answers."""
         _count(self.waiting, slots, -1)
         _count(self.held, slots, 1)
 
@@ -163,7 +167,7 @@ class Slots:
 
 
 def rows_by_owner(owners: Places, bits: int) -> list[tuple[int, int]]:
-    """Divide rows of a batch by their owners: (the owner's number, its rows).
+    """Divide rows of a batch by their owners, for a delivery to each: (owner's number, its rows).
 
     owners: the number of each row's owner.
     """
@@ -187,9 +191,9 @@ def rows_by_owner(owners: Places, bits: int) -> list[tuple[int, int]]:
 def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Rendezvous hash of each member (a row) with each of these slots (a column).
 
-    It comes of the member's session and number, so other members that come or go do not change it.
-    The numbers are those of the mixer splitmix64, by which every bit of a slot and of a member
-    bears on every bit of the hash.
+    A slot is to belong to the member with the greatest one. The hash comes of the member's session
+    and number, so other members that come or go do not change it. The factors are those of the
+    mixer splitmix64, by which every bit of a slot and of a member bears on every bit of the hash.
     """
     # signed: a client chooses its members' numbers, and may choose a negative one.
     names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)

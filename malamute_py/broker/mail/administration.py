@@ -71,7 +71,10 @@ class Emptying(msgspec.Struct, eq=False):
 
 
 class MailboxAdmin:
-    """Handlers of the commands about mailboxes that a RESULT answers."""
+    """Handlers of the commands about mailboxes that a RESULT answers.
+
+    What takes long is done in pieces: the handler queues it, and `work` goes on with it each turn.
+    """
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class MailboxAdmin:
         """Queues that are all empty while the administration has nothing to do."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """Handlers of the commands."""
+        """Handlers of the commands, by which the broker calls them."""
         return {
             PeekMail: self.peek,
             PurgeMail: self.purge,
@@ -155,7 +158,7 @@ class MailboxAdmin:
         )  # fmt: skip
 
     def _listed(self, link: Link, prefix: str, name: str) -> dict[str, Any] | None:
-        """Return what a page tells a link of a mailbox; None: nothing.
+        """Return what a page of MAILBOX_INFO tells a link of a mailbox; None: nothing.
 
         A page has mailboxes that the log has, also such as are being emptied or removed. Temporary
         ones, which stand without the log, are told of where the prefix asks for them by `~`.
@@ -257,7 +260,7 @@ class MailboxAdmin:
         self._jobs.append(Emptying(mailbox, upto, Answer(self._answers, link, command)))
 
     def _purged(self, job: Emptying, answer: Answer) -> None:
-        """Answer a PURGE_MAIL whose last piece is in the log."""
+        """Answer a PURGE_MAIL whose last piece is in the log, once that is durable."""
         link, mailbox = answer.link, job.mailbox
         link.queries -= 1
         self._shard.counters["mail_purged"] += job.count
@@ -303,7 +306,7 @@ class MailboxAdmin:
         self._shard.counters["mail_unread"] += job.count
 
     def _done(self, job: Emptying) -> None:
-        """Finish a job whose last piece has left.
+        """Finish a job that finds nothing more to remove.
 
         A temporary mailbox, which has no answer, is forgotten; a purge is answered; a removal goes
         into the log and is answered then.
@@ -410,7 +413,7 @@ class MailboxAdmin:
     # --- looking into one -----------------------------------------------------------------------
 
     def peek(self, link: Link, command: PeekMail) -> None:
-        """Describe messages without handing them out; answered when their bodies were read."""
+        """Queue a PEEK_MAIL, which describes messages; answered when their bodies were read."""
         mailbox = self._mailbox(link, command, "receive")
         if mailbox.temporary and mailbox.name != temporary_name(link):
             raise BrokerRefused("forbidden", "a temporary mailbox is its session's own")
@@ -422,7 +425,7 @@ class MailboxAdmin:
         self._peeks.add(link, peeking)
 
     def _peeked(self) -> None:
-        """Note that the PEEK_MAIL that was under way is over."""
+        """Note that the PEEK_MAIL under way is over, so that `work` begins the next one."""
         self._peeking = False
 
     def _peek_once(self) -> None:

@@ -8,7 +8,8 @@ Source: docs/design.md, Flow control; SPEC.md, sections 4.8 and 8.
 
 A put is the messages of one batch in a mailbox, one MessageRow; its messages are its rows, and a
 mask is a set of them. A hand-out is rows that a reader was given; it waits in the reader's `pipe`
-for its bodies where they are on the disk.
+for its bodies where they are on the disk. An effect is called when its part is taken into a step,
+and when the log has the step (`appended`) or refuses it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ RETURN_PUTS: Final = 512
 
 
 class Inboxes:
-    """The readers of all mailboxes of one core."""
+    """The readers of all mailboxes of one core.
+
+    The broker has `deliver` called in each turn; a reader's link calls `resume` and `end`.
+    """
 
     def __init__(self, shard: Shard, links: Links, steps: Steps, messages: Messages) -> None:
         self._shard = shard
@@ -90,7 +94,10 @@ class Inboxes:
         return {OpenInbox: self.open}
 
     def in_memory(self, link: Link, number: int) -> bool:
-        """Whether a link's inbox of a number is in memory only: its ACK_MAIL may be put off."""
+        """Whether a link's inbox of a number is in memory only.
+
+        Its ACK_MAIL without a tracker may be taken after the requests that it came with.
+        """
         inbox = link.receivers.get(number)
         return isinstance(inbox, Inbox) and inbox.mailbox.memory
 
@@ -159,7 +166,7 @@ class Inboxes:
             self._mailboxes.forget_unused(inbox.mailbox)
 
     def _start(self, inbox: Inbox, _: int = 0) -> None:
-        """Say that an inbox is open, and deliver. _: LSN of its mailbox, if that was created."""
+        """Say that an inbox is open, as its mailbox stands, and deliver. _: LSN of its creation."""
         if inbox.ended:
             return
         inbox.started = True
@@ -175,13 +182,13 @@ class Inboxes:
     # --- ends -----------------------------------------------------------------------------------
 
     def end(self, inbox: Inbox, code: str) -> None:
-        """Send ENDED with a code to a reader, and free the messages that it holds."""
+        """End a reader, as its client or the broker wants: send ENDED, free what it holds."""
         self._links.say(inbox.link, Ended(inbox.number, next=0, code=code))
         self._drop(inbox)
         self._mailboxes.forget_unused(inbox.mailbox)
 
     def link_ended(self, link: Link, inboxes: list[Inbox]) -> None:
-        """Free the messages that the readers of a link hold."""
+        """Free the messages that the readers of a link hold, which has ended."""
         for inbox in inboxes:
             self._drop(inbox)
 
@@ -203,7 +210,7 @@ class Inboxes:
             self.returning.append(inbox)
 
     def resume(self, inbox: Inbox) -> None:
-        """Give a reader a turn if it may be given a message now."""
+        """Give a reader a turn if it may be given a message now: its credit or room has grown."""
         if inbox.wants:
             mailbox = inbox.mailbox
             mailbox.able[inbox] = None
@@ -260,7 +267,10 @@ class Inboxes:
         return budget
 
     def _turn(self, mailbox: Mailbox) -> int:
-        """Hand puts to the readers of a mailbox, in turn; returns how many puts were looked at."""
+        """Hand puts to the readers of a mailbox, in turn; returns how many puts were looked at.
+
+        The turn of a mailbox that has messages and readers for them, of TURN_PUTS at most.
+        """
         able = mailbox.able
         rows, number = mailbox.rows, mailbox.number
         done = 0
@@ -286,7 +296,7 @@ class Inboxes:
         """Hand a reader rows of the first put, or pass over a put that has no free ones.
 
         False: the reader may be given none of it now. While bodies of earlier hand-outs are read
-        back, further ones wait behind them in the reader's `pipe`, which is bounded. The rows are
+        back, further ones wait after them in the reader's `pipe`, which is bounded. The rows are
         the first free ones that one MAIL can carry: of one attempt, of one reason, within the
         credit. row: the put.
         """
@@ -380,7 +390,7 @@ class Inboxes:
         return 0 if inbox.outstanding else mask & -mask  # mask & -mask: the first row alone
 
     def _fetch(self, inbox: Inbox, handout: Handout) -> None:
-        """Have the body of a hand-out's put read back; an error of the read ends the reader."""
+        """Have the body of a hand-out's put read back; an error in taking it ends the link."""
         row = handout.row
         read = partial(self._read, inbox, handout)
         self._bodies.want(
@@ -603,7 +613,7 @@ class _Ack(Effect):
         self.inboxes._shard.counters["mail_acknowledged"] += count
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Give the rows back to the reader; if it has ended, to other readers."""
+        """Give the rows back to the reader, as the log refused, or to others if it has ended."""
         inbox = self.inbox
         for base, mask, row in self.rows:
             if inbox.ended:

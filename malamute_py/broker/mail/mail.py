@@ -25,7 +25,7 @@ from malamute_py.broker.mail.puts import Puts
 
 
 class Mail:
-    """The mail of one core."""
+    """The mail of one core, as the broker calls it: it passes each call on to the part for it."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Mail:
         """Queues that are all empty while mail has nothing to do at once."""
 
     def prepares(self) -> dict[type[Command], Callable[[Link, Any, Any], Part]]:
-        """Methods that make a part of a step of a command."""
+        """Methods that each turn a command into a part of a step, by the class of the command."""
         return {Send: self.puts.prepare_send, AckMail: self.inboxes.prepare_ack}
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
@@ -73,7 +73,7 @@ class Mail:
     # --- readers --------------------------------------------------------------------------------
 
     def in_memory(self, link: Link, number: int) -> bool:
-        """Whether a link has an inbox under a number, of a mailbox in memory."""
+        """Whether a link has an inbox under a number, of a mailbox in memory: see Inboxes."""
         return self.inboxes.in_memory(link, number)
 
     def link_ended(self, link: Link) -> None:
@@ -88,13 +88,16 @@ class Mail:
         return any(self._runnable) or self.admin.runnable
 
     def deliver(self) -> None:
-        """Do a bounded share of the work that waits for nothing."""
+        """Do a bounded share of the work that waits for nothing; called once a turn of the broker.
+
+        Drafts go first: the commands that made them have needed them by now, or were refused.
+        """
         self.mailboxes.forget_drafts()
         self.admin.work()
         self.inboxes.deliver()
 
     def tick(self) -> None:
-        """Do what is due by now."""
+        """End delays, messages and temporary mailboxes that are due; called from due_ms on."""
         self.messages.tick()
         self.mailboxes.end_kept()
 

@@ -79,7 +79,10 @@ class PutProgress(msgspec.Struct, eq=False, gc=False):
         return self.before + times + 1, same
 
     def delivered(self, mask: int) -> None:
-        """Count one more hand-out of rows: the first in `tried`, later ones in `retried`."""
+        """Count one more hand-out of rows, which MAIL tells as attempts.
+
+        The first of a row is in `tried` alone, later ones in `retried`, too.
+        """
         again = self.tried & mask
         self.tried |= mask
         if not again:
@@ -139,7 +142,10 @@ class Temporary:
 
 
 class Mailbox:
-    """One mailbox at run time."""
+    """One mailbox at run time.
+
+    It only keeps counts and queues: Messages and Inboxes change them as messages change state.
+    """
 
     __slots__ = (
         "able",
@@ -204,6 +210,7 @@ class Mailbox:
         self.expired_unreported = 0
         """Expired messages that no event has reported yet."""
         self.report_expired_at_ms = 0
+        """Time from which on the next event may report them."""
         self.order: Ordered[int] = Ordered()
         """Numbers of the puts in the mailbox."""
         self.ready: Ordered[int] = Ordered()
@@ -220,7 +227,7 @@ class Mailbox:
         self.apply_settings(settings)
 
     def apply_settings(self, settings: MailboxSettings) -> None:
-        """Use these settings from now on."""
+        """Use these settings from now on: new ones, or those before, as the log refused these."""
         self.settings = settings
         self.memory = settings.memory
         self.resource = "mail_memory_bytes" if settings.memory else "mail_bytes"
@@ -246,7 +253,7 @@ class Mailbox:
     # --- what waits -----------------------------------------------------------------------------
 
     def push(self, base: int, priority: int) -> None:
-        """Note that a put (its number is `base`) has a row that may be delivered."""
+        """Note that a put (its number is `base`) has a row that may be delivered: it waits."""
         if not priority:
             self.ready.add(base)
             return
@@ -258,7 +265,7 @@ class Mailbox:
         waiting.add(base)
 
     def pull(self, base: int, priority: int) -> None:
-        """Note that a put has no row left that may be delivered."""
+        """Note that a put has no row left that may be delivered: no turn looks at it again."""
         if not priority:
             self.ready.discard(base)
         elif self.by_priority is not None:
@@ -282,10 +289,10 @@ class Mailbox:
         return self.ready.first
 
     def oldest_ms(self) -> int:
-        """Return when the oldest message was put that waits for no time; 0: there is none.
+        """Return when the oldest message was put that waits for no time, for operators; 0: none.
 
-        One that a reader holds counts where it is the oldest of all; behind such as wait for a
-        time, only those that may be delivered are looked for.
+        One that a reader holds counts where it is the oldest of all; where the oldest waits for a
+        time, only messages that may be delivered are looked for.
         """
         if not self.order:
             return 0
@@ -420,7 +427,7 @@ class Inbox(Receiver):
 
     @property
     def wants(self) -> bool:
-        """Whether the reader may be given a message."""
+        """Whether the reader may be given a message, by its credit and the room of its link."""
         if not self.started or self.link.room <= 0:
             return False
         if self.outstanding:

@@ -37,7 +37,7 @@ from malamute_py.changelog.tables import MailboxRow, Queues
 
 
 class Mailboxes:
-    """All mailboxes of one core."""
+    """All mailboxes of one core: what puts, reads or manages mail finds or makes them here."""
 
     def __init__(self, shard: Shard, links: Links, steps: Steps) -> None:
         self._shard = shard
@@ -102,7 +102,7 @@ class Mailboxes:
         return {"dead": sum(places.values()), "dead_letters": mailbox, "dead_in": places}
 
     def number(self) -> int:
-        """Return a number for a new mailbox or service; no number is given twice."""
+        """Return a number for a new mailbox or service, which share them; none is given twice."""
         number = max(self._next_number, self._queues.next_number)
         self._next_number = number + 1
         return number
@@ -200,11 +200,14 @@ class Mailboxes:
         return mailbox
 
     def forget_drafts(self) -> None:
-        """Forget the mailboxes that no step has needed."""
+        """Forget the mailboxes that no step has needed, as their commands were refused.
+
+        Called in each turn of the broker.
+        """
         self.drafts.clear()
 
     def need(self, mailbox: Mailbox) -> None:
-        """Count a step that needs a mailbox, and enlist a draft."""
+        """Count a step that needs a mailbox, which is kept for it, and enlist a draft."""
         mailbox.pending += 1
         if mailbox.state == DRAFT and self.drafts.pop(mailbox.name, None) is not None:
             self._enlist(mailbox)
@@ -219,7 +222,7 @@ class Mailboxes:
         self._steps.propose(mailbox.creation(), creating, *effects)
 
     def _created(self, mailbox: Mailbox, _: int) -> None:
-        """Note that the log has a mailbox, or its changed settings."""
+        """Note that the log has a mailbox, or its changed settings, as create() asked."""
         mailbox.pending -= 1
         self.note_standing(mailbox)
 
@@ -234,7 +237,7 @@ class Mailboxes:
             self.forget(mailbox)
 
     def note_standing(self, mailbox: Mailbox) -> None:
-        """Note that the log has a mailbox, and report its creation the first time."""
+        """Note that the log has a mailbox, whatever step created it; report that the first time."""
         if mailbox.state == STANDING:
             return
         mailbox.state = STANDING
@@ -251,7 +254,7 @@ class Mailboxes:
             self._quotas.add(mailbox.created_by, "mailboxes", -1)
 
     def _unname(self, mailbox: Mailbox) -> None:
-        """Take the name from a mailbox, which another one may have from now on."""
+        """Take the name from a mailbox that ends, so that a new one may have the name."""
         if self.by_name.get(mailbox.name) is mailbox:
             del self.by_name[mailbox.name]
             self.names.discard(mailbox.name)
@@ -338,7 +341,10 @@ class Mailboxes:
     # --- room -----------------------------------------------------------------------------------
 
     def reserve(self, mailbox: Mailbox, count: int, size: int) -> None:
-        """Reserve room for a put of a step that was taken, until the log answers."""
+        """Reserve room for a put of a step that was taken, until the log answers.
+
+        Else steps of one turn could each find the same room.
+        """
         self.need(mailbox)
         mailbox.coming += count
         mailbox.coming_bytes += size

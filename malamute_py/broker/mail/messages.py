@@ -8,7 +8,8 @@ Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.8.
 
 A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
 number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
-integer whose lowest bit is the first row.
+integer whose lowest bit is the first row. An effect is called when the log has its step
+(`appended`), or refuses it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ RowsOfPut = tuple[int, int, MessageRow]
 
 
 class Messages:
-    """The messages in the mailboxes of one core."""
+    """The messages in the mailboxes of one core.
+
+    Effects of puts, acknowledgements and removals call it when a message changes its state.
+    """
 
     def __init__(self, shard: Shard, steps: Steps, mailboxes: Mailboxes, bodies: Bodies) -> None:
         self._shard = shard
@@ -50,7 +54,9 @@ class Messages:
         self.runnable: Final[OrderedDict[Mailbox, None]] = OrderedDict()
         """Mailboxes that may have a message for a reader, in the order of their turns."""
         self.delays = Schedule()
+        """(number of a mailbox, number of a put) -> time at which a delay of its rows is over."""
         self.expiries = Schedule()
+        """(number of a mailbox, number of a put) -> time at which rows of it expire next."""
 
     @property
     def now_ms(self) -> int:
@@ -121,7 +127,10 @@ class Messages:
             self.delays.set((mailbox.number, row.base), min(progress.times))
 
     def part(self, mailbox: Mailbox, change: Change, *effects: Effect) -> Part:
-        """Return a part that changes messages of a mailbox; in memory it takes effect at once."""
+        """Return a part of a step that changes messages of a mailbox; one in memory is not logged.
+
+        effects: what is done at run time beside the change.
+        """
         memory = self.mailboxes.in_memory if mailbox.memory else None
         level = int(Level.NONE) if mailbox.memory else mailbox.level
         return changing([change], effects, memory=memory, level=level)
@@ -160,7 +169,7 @@ class Messages:
             self.runnable[mailbox] = None
 
     def wake(self, mailbox: Mailbox) -> None:
-        """Give a mailbox a turn if it has both a message and a reader for it."""
+        """Give a mailbox a turn if it has both a message and a reader that may be given it."""
         if mailbox.able and mailbox.waits:
             self.runnable[mailbox] = None
 
@@ -244,7 +253,7 @@ class Messages:
             self.expiries.set((mailbox.number, row.base), self._shard.now_ms)
 
     def stay(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Let rows that were on their way out wait again, each for its time by the tables."""
+        """Let rows wait again whose removal the log refused, each for its time by the tables."""
         rest = mask
         for at_ms, rows in times_of(row):
             some = rows & rest
@@ -282,7 +291,7 @@ class Messages:
         return self._shard.now_ms + 10 * self._shard.settings.retry_ms
 
     def lost(self, mailbox: Mailbox, row: MessageRow, mask: int) -> None:
-        """Remove held rows whose bodies are lost, and report each put as an error."""
+        """Remove rows that a reader was to be given and whose bodies are lost; report an error."""
         count = mask.bit_count()
         self._shard.counters["mail_lost"] += count
         self._shard.event(
@@ -296,7 +305,10 @@ class Messages:
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Free delayed rows that are due, and let rows expire; DUE_STEP puts of each at most."""
+        """Free delayed rows that are due, and let rows expire; DUE_STEP puts of each at most.
+
+        Called from the time on at which the first is due; what is left is done in the next call.
+        """
         now_ms = self._shard.now_ms
         for _ in range(DUE_STEP):
             place = self.delays.pop_due(now_ms)
@@ -337,7 +349,7 @@ class Messages:
             self.wake(mailbox)
 
     def _expire(self, place: Pair, over: dict[int, list[RowsOfPut]]) -> None:
-        """Collect the rows of one put that are past their expiry, and are not held.
+        """Collect the rows of one put that are past their expiry and not held, for their removal.
 
         place: (number of the mailbox, number of the put). over: gets the rows, by mailbox.
         """
@@ -392,14 +404,14 @@ class Leaving(Effect):
     rows: list[RowsOfPut]
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Remove the messages from the mailbox."""
+        """Remove the messages from the mailbox, as the log has their removal."""
         gone = self.messages.gone
         mailbox = self.mailbox
         for base, mask, row in self.rows:
             gone(mailbox, base, mask, row)
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
-        """Keep the messages in the mailbox."""
+        """Keep the messages in the mailbox, as the log refused their removal."""
         for _, mask, row in self.rows:
             self.messages.stay(self.mailbox, row, mask)
 

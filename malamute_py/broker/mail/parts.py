@@ -8,6 +8,9 @@ and its shell; Queues and the checkpoint).
 A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
 number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
 integer whose lowest bit is the first row.
+
+An effect is called at four moments of its part: when it is taken into a step, when it has its
+number (`based`), and when the log has it (`appended`) or refuses it.
 """
 
 from __future__ import annotations
@@ -95,13 +98,16 @@ class Putting(_OfMailbox):
 
 
 class DeferredPut(Effect):
-    """Numbers a put into memory when the step that it belongs to is in the log."""
+    """Numbers a put into memory when the step that it belongs to is in the log.
+
+    It is the first effect of its part: the put itself follows it, and finds content and number.
+    """
 
     steps: Steps
     content: Content
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Restore the content of the put, and number it."""
+        """Restore the content of the put, and number it: the effects after this one put it."""
         part.content = self.content
         part.base = self.steps.memory_number(self.content.head.count)
         for effect in part.effects:
@@ -109,10 +115,10 @@ class DeferredPut(Effect):
 
 
 class Reviving(Leaving):
-    """Dead letters that become requests again."""
+    """Dead letters that are tried again: they become requests, or records of their group wait."""
 
     def taken(self, part: Part) -> None:
-        """Keep the dead letters from readers."""
+        """Keep the dead letters from readers until the log answers."""
         for _, mask, row in self.rows:
             self.messages.leaving(self.mailbox, row, mask)
 
@@ -130,7 +136,7 @@ class Burying(_OfMailbox):
         self.messages.mailboxes.reserve(self.mailbox, self.count, self.size)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Add the dead letters to the mailbox."""
+        """Add the dead letters to the mailbox, where the tables have them now."""
         messages, mailbox = self.messages, self.mailbox
         mailboxes = messages.mailboxes
         mailboxes.unreserve(mailbox, self.count, self.size)

@@ -131,7 +131,7 @@ class Peeking:
         return left
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
-        """Return the facts that an answer shows of one message.
+        """Return the facts that the answer of a PEEK_MAIL shows of one message.
 
         row: the put that the message is of. place: the message's row within the put.
         """

@@ -50,7 +50,10 @@ NOTICES_MAX: Final = 256
 
 
 class Puts:
-    """The way into the mailboxes of one core."""
+    """The way into the mailboxes of one core.
+
+    The parts that it returns take effect when their callers have them taken into a step.
+    """
 
     def __init__(self, shard: Shard, steps: Steps, messages: Messages) -> None:
         self._shard = shard
@@ -59,6 +62,7 @@ class Puts:
         self._messages = messages
         self.mailboxes = messages.mailboxes
         self._notices: dict[int, bytes] = {}
+        """Number of rows -> the encoded notice with so many."""
 
     # --- putting --------------------------------------------------------------------------------
 
@@ -258,15 +262,15 @@ class Puts:
         be none among them while later ones follow. Called by REQUEUE, portion by portion.
         is_wanted: asked with the facts that dead letters have beside a message (Rare).
         """
-        while search.places:
-            mailbox = self.mailboxes.by_name.get(search.places[0])
+        while search.mailboxes:
+            mailbox = self.mailboxes.by_name.get(search.mailboxes[0])
             puts = {} if mailbox is None or mailbox.memory else search.next_puts(mailbox)
             if mailbox is not None and puts:
                 return mailbox, [
                     (base, mask, row) for base, mask, row in _free(mailbox, puts)
                     if row.rare is not None and is_wanted(row.rare)
                 ]  # fmt: skip
-            search.end_place()
+            search.end_mailbox()
         return None
 
     def still_free(self, mailbox: Mailbox, found: RowsOfPut) -> int:
@@ -280,12 +284,12 @@ class Puts:
         return mailbox.free(row) & mask
 
     def read(self, letter: RowsOfPut, call: OnBody) -> None:
-        """Call with the batch of a letter, or with None when it cannot be read."""
+        """Have the batch of a dead letter read, for `call`; None: it cannot be read."""
         base, _, row = letter
         self._messages.bodies.want(base, row.size, call)
 
     def revive(self, mailbox: Mailbox, rows: list[RowsOfPut], service: int) -> Part:
-        """Return a part by which dead letters become requests of a service."""
+        """Return a part by which dead letters become requests of a service, for its REQUEUE."""
         change = RequestRevived(
             mailbox.number, service, [(base, rows_of(mask)) for base, mask, _ in rows],
             self._shard.now_ms,
@@ -293,7 +297,10 @@ class Puts:
         return self._messages.part(mailbox, change, Reviving(self._messages, mailbox, rows))
 
     def reviving(self, mailbox: Mailbox, rows: list[RowsOfPut]) -> Reviving:
-        """Return the effect by which dead letters leave their mailbox to be tried again."""
+        """Return the effect by which a group's dead letters leave their mailbox, for REQUEUE_GROUP.
+
+        The change that the log is told is the group's: it names letters and records.
+        """
         return Reviving(self._messages, mailbox, rows)
 
     # --- room -----------------------------------------------------------------------------------
@@ -301,7 +308,8 @@ class Puts:
     def check_room(self, name: str, count: int, size: int) -> None:
         """Raise BrokerRefused where a mailbox has no room for messages that come as several puts.
 
-        name: of the mailbox; one that is not there yet has room. count, size: of all the puts.
+        For a REPLY to several requesters, before its parts are made. name: of the mailbox; one that
+        is not there yet has room. count, size: of all the puts.
         """
         mailbox = self.mailboxes.by_name.get(name)
         if mailbox is not None and not mailbox.removing:
@@ -310,7 +318,8 @@ class Puts:
     def check_beside(self, part: Part, beside: dict[str, int]) -> None:
         """Raise BrokerRefused where a namespace has no room for a put beside others of its step.
 
-        part: of the put, with `asked_by`. beside: bytes of the others by namespace; gets this one.
+        For each part of a REPLY to several requesters. part: of the put, with `asked_by`. beside:
+        bytes of the others by namespace; gets this one.
         """
         putting = part.effects[0]
         assert isinstance(putting, Putting)
@@ -367,9 +376,9 @@ class Puts:
 
 
 class LetterSearch(msgspec.Struct, eq=False):
-    """Where dead letters are looked for, a portion of puts after the other."""
+    """How far a REQUEUE has looked for dead letters, a portion of puts after the other."""
 
-    places: list[str]
+    mailboxes: list[str]
     """Mailboxes that were not looked through yet; the search is in the first of them."""
     numbers: Sequence[int]
     """Messages that are looked for; empty: all."""
@@ -391,14 +400,14 @@ class LetterSearch(msgspec.Struct, eq=False):
                     found[base] = found.get(base, 0) | 1 << (number - base)
         return found
 
-    def end_place(self) -> None:
-        """Go on with the next mailbox."""
-        del self.places[0]
+    def end_mailbox(self) -> None:
+        """Go on with the next mailbox, since this one was looked through or is not there."""
+        del self.mailboxes[0]
         self._after = -1
 
 
 def _free(mailbox: Mailbox, puts: Mapping[int, int]) -> list[RowsOfPut]:
-    """Return messages of some puts that no reader holds. puts: the rows of each as a mask."""
+    """Return those of the wanted rows of some puts that no reader holds. puts: {number: rows}."""
     rows: list[RowsOfPut] = []
     for base, wanted in puts.items():
         row = mailbox.rows[mailbox.number, base]

@@ -42,7 +42,7 @@ def same_why(rare: Rare, mask: int) -> int:
 
 
 def why_of(rare: Rare, mask: int) -> str:
-    """Return the reason why the first row of a mask lies in the mailbox."""
+    """Return the reason why the first row of a mask lies in the mailbox, for a MAIL or a peek."""
     first = mask & -mask  # The lowest bit: the first row.
     for rows, why in reversed(rare.why):  # The newest reason of a row counts.
         if int.from_bytes(rows, "little") & first:

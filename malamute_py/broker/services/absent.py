@@ -18,7 +18,7 @@ ABSENT_MIN: Final = 2
 
 
 class AbsentHolder:
-    """Requests of one service that one holder held."""
+    """Requests of one service that one holder held, by all its lost links."""
 
     __slots__ = ("bases", "rows")
 
@@ -31,8 +31,8 @@ class AbsentHolder:
     def rows_at(self, number: int) -> tuple[int, int]:
         """Return (base, rows) of the last batch that begins at or before a request's number.
 
-        rows: those that the holder had; 0: it had nothing that begins so early. The caller checks
-        that the number lies in the batch.
+        Asked for a request that a late answer names. rows: those that the holder had; 0: it had
+        nothing that begins so early. The caller checks that the number lies in the batch.
         """
         at = bisect_right(self.bases, number) - 1
         base = self.bases[at] if at >= 0 else -1
@@ -40,7 +40,7 @@ class AbsentHolder:
 
 
 class AbsentHolders:
-    """Absent holders of one service."""
+    """Absent holders of one service: noted as links end, and asked when an answer comes late."""
 
     __slots__ = ("by_base", "by_holder")
 
@@ -82,7 +82,7 @@ class AbsentHolders:
             self._forget(holder, base)
 
     def _forget(self, holder: str, base: int) -> None:
-        """Forget that an absent worker may end rows of a batch, by holder and by batch."""
+        """Forget that a holder had rows of a batch, in `by_holder` and in `by_base`."""
         known, holders = self.by_holder[holder], self.by_base[base]
         del known.rows[base]
         del known.bases[bisect_left(known.bases, base)]

@@ -58,7 +58,7 @@ TOLD_TO: Final = ("request", "work", "manage_queues")
 
 
 class ServiceAdmin:
-    """Handles commands about services and the requests in them."""
+    """Handlers of the commands about services; some go on in further turns, by portions."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ServiceAdmin:
         self._pages = pages
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
-        """Methods that handle commands, by their class."""
+        """Methods that handle commands, by the class of the command, for the broker."""
         return {
             CancelRequest: self._cancel,
             ServiceInfo: self._info,
@@ -127,7 +127,8 @@ class ServiceAdmin:
     def _cancel(self, link: Link, command: CancelRequest) -> None:
         """Withdraw the requests, or the one row, that a sender's key names, and answer how many.
 
-        Workers that hold some of them are not told: their answers come too late.
+        The handler of CANCEL_REQUEST. Workers that hold some of them are not told: their answers
+        come too late.
         """
         service = self._service(link, command.service, "request")
         key = link.holder, command.key
@@ -170,7 +171,7 @@ class ServiceAdmin:
         )  # fmt: skip
 
     def _listed(self, link: Link, name: str) -> dict[str, Any] | None:
-        """Return what a page tells a link of a service; None: nothing."""
+        """Return what a page of SERVICE_INFO tells a link of a service; None: nothing."""
         if not any(self._permitted(link, action, name) for action in TOLD_TO):
             return None
         return self._facts(self._registry.by_name[name], whole=False)
@@ -206,7 +207,7 @@ class ServiceAdmin:
         return facts
 
     def _attempts(self, service: Service, most: int) -> list[list[int]]:
-        """[times, number of requests handed out so often], of the `most` oldest batches."""
+        """Count requests of the `most` oldest batches by hand-outs: [times, number of requests]."""
         counted: dict[int, int] = {}
         for batch in islice(service.batches.values(), most):
             for times, rows in batch.attempts(batch.row.left):
@@ -231,7 +232,7 @@ class ServiceAdmin:
         return workers
 
     def _worker(self, in_flight: InFlight, link: int, most: int) -> dict[str, Any]:
-        """Return the facts of one holder, from its leases. most: leases that are looked at.
+        """Return the facts of one holder for SERVICE_INFO. most: leases that are looked at.
 
         link: number of its link; 0: it has none. `received`: requests that it said it has got;
         `since_ms`, `lease_until_ms`: the earliest of all leases; `attempts`: the most of any.
@@ -292,7 +293,7 @@ class ServiceAdmin:
         self._steps.propose(change, editing, answer)
 
     def _edited(self, service: Service, row: ServiceRow, _: int) -> None:
-        """Put settings into force that the log has."""
+        """Put settings into force that the log has, for an EDIT_SERVICE."""
         if service.edited is row.settings:  # Else a later edit is on its way, over these.
             service.edited = None
         service.row = row
@@ -333,7 +334,7 @@ class ServiceAdmin:
         self._steps.take([part])
 
     def _held(self, service: Service, numbers: set[int]) -> list[BatchRows]:
-        """Return the requests among these numbers that workers hold, also from before a restart."""
+        """Return which of these numbers workers hold, also from before a restart: for REQUEUE."""
         in_flight = [offer.in_flight for offer in service.offers] + list(service.orphans.values())
         items: list[BatchRows] = []
         for one in in_flight:

@@ -26,7 +26,7 @@ NAMED_MAX: Final = 8
 
 
 class Claims:
-    """Finds the requests that workers name."""
+    """Finds the requests that a REPLY or an ACK_WORK names, for Replies."""
 
     def __init__(self, shard: Shard, hand_outs: HandOuts) -> None:
         self._shard = shard
@@ -166,7 +166,7 @@ def _batch_of(in_flight: InFlight, number: int) -> RequestBatch | None:
 
 
 def _named(numbers: list[int]) -> str:
-    """Return the reason of a refusal, which names the first few of the numbers."""
+    """Return the reason of a refusal `not_held`, which names the first few of the numbers."""
     named = ", ".join(map(str, numbers[:NAMED_MAX]))
     more = " and more" if len(numbers) > NAMED_MAX else ""
     return f"not in this worker's hands (any more): {named}{more}"

@@ -26,7 +26,7 @@ from malamute_py.changelog.records import WITHDRAWN
 
 
 class Deadlines:
-    """Handles the timers of requests."""
+    """Handles the timers of requests, in a turn of the broker in which some are due."""
 
     def __init__(
         self, shard: Shard, steps: Steps, registry: Registry, ends: Ends, returns: Returns
@@ -124,7 +124,7 @@ class Deadlines:
                     lease.due_ms += ms
 
     def _lease_over(self, service: Service, holder: str, items: list[BatchRows]) -> None:
-        """Put back the requests of a worker whose lease is over, and tell the operator."""
+        """Give requests of one worker back whose leases are over, and tell the operator."""
         count = sum(rows.bit_count() for _, rows in items)
         self._shard.counters["leases_expired"] += count
         self._shard.event(
@@ -133,7 +133,7 @@ class Deadlines:
         self._returns.give_back(service, merged(items), "lease")
 
     def _expire(self, service: Service, items: list[BatchRows]) -> None:
-        """End requests whose deadline is over, whether they wait or are held."""
+        """End requests whose deadline is over, whether they wait or are held, with a notice."""
         count = sum(rows.bit_count() for _, rows in items)
         expiring = Then(
             partial(self._expired, service, count), partial(self._ends.settle_later, items)

@@ -27,7 +27,7 @@ OFFER: Final = 51
 
 
 class WorkDelivery:
-    """Requests on their way to the workers that hold them."""
+    """Requests on their way to the workers that hold them, up to the outboxes of their links."""
 
     def __init__(
         self, shard: Shard, links: Links, steps: Steps, bodies: Bodies, ends: Ends,
@@ -43,8 +43,8 @@ class WorkDelivery:
     def deliver(self, offer: Offer, lease: Lease, cost: int) -> None:
         """Send the rows of a new lease, or have their bodies read back first.
 
-        They wait, too, while earlier work of the same offer does. cost: bytes of credit that were
-        taken for them.
+        Called once the log has the hand-out. Rows wait, too, while earlier work of the same offer
+        does. cost: bytes of credit that were taken for them.
         """
         batch, rows = lease.batch, lease.rows
         body = self._bodies.get(batch.base)
@@ -65,7 +65,7 @@ class WorkDelivery:
     def _found(self, offer: Offer, work: PendingWork, body: Body | None) -> None:
         """Note the body of pending work, and send the work at the front that has been answered.
 
-        body: None: it cannot be read.
+        The answer of a read that deliver() asked for. body: None: it cannot be read.
         """
         work.body = body
         work.failed = self._bodies.failed
@@ -75,7 +75,10 @@ class WorkDelivery:
             self._send_pending(offer, pending.popleft())
 
     def _send_pending(self, offer: Offer, work: PendingWork) -> None:
-        """Send the rows of pending work that its worker still holds; else free their credit."""
+        """Send the rows of pending work that its worker still holds, and return others' credit.
+
+        Its body was read, or could not be: while that took, rows may have left the worker.
+        """
         if offer.ended:
             return
         batch, rows = work.batch, 0
@@ -118,7 +121,7 @@ class WorkDelivery:
         self._returns.give_back(service, [(batch, rows)], WITHDRAWN, again_ms=RETRY_MS)
 
     def _lost(self, batch: RequestBatch, rows: int) -> None:
-        """End requests whose bodies cannot be read, and tell their requesters."""
+        """End requests whose bodies are lost, and tell their requesters: no worker can do them."""
         service = batch.service
         count = rows.bit_count()
         self._shard.counters["requests_lost"] += count

@@ -94,7 +94,7 @@ Worker = TypeVar("Worker", bound=Taker)
 
 
 class Filed(Generic[Batch, Worker]):
-    """Queues of subjects in a heap, by the order of their heads."""
+    """Queues of subjects in a heap, by the order of their heads: the first one goes next."""
 
     __slots__ = ("filed", "heap")
 
@@ -150,7 +150,7 @@ class Priorities(Generic[Batch, Worker]):
         was given the turn for, until some of that entry is handed out."""
 
     def queues_of(self, priority: int) -> Filed[Batch, Worker]:
-        """The queues of a priority, to be filed in or looked through."""
+        """The queues of a priority, in which one is to be filed or forgotten."""
         found = self.by_priority.get(priority)
         if found is None:
             self.by_priority[priority] = found = Filed()
@@ -159,7 +159,7 @@ class Priorities(Generic[Batch, Worker]):
 
     @property
     def unfinished(self) -> bool:
-        """Whether there are entries, if only stale ones: a look was bounded and may go on."""
+        """Whether entries are left after first() has found none: it looks at a bounded number."""
         return any(filed.heap for filed in self.by_priority.values())
 
     def first(
@@ -222,7 +222,7 @@ class WorkersByPattern(Filed[Batch, Worker]):
         """Queues with a priority; None: there was none yet."""
 
     def file(self, offer: Worker) -> None:
-        """File an offer that is ready."""
+        """File an offer that is ready under its load."""
         bucket = self.buckets.get(offer.load)
         if bucket is None:
             bucket = self.buckets[offer.load] = {}
@@ -263,7 +263,7 @@ class WorkersByPattern(Filed[Batch, Worker]):
 
     @property
     def unfinished(self) -> bool:
-        """Whether there are entries, if only stale ones: a look was bounded and may go on."""
+        """Whether entries are left after first() has found none: it looks at a bounded number."""
         return bool(self.heap) or (self.priorities is not None and self.priorities.unfinished)
 
 
@@ -316,14 +316,17 @@ class SubjectQueue(Generic[Batch, Worker]):
         return self.again[0] if self.again and self._heap_first else self.fresh[0]
 
     def append(self, base: int, rows: int, batch: Batch) -> None:
-        """Let rows of a batch that was never handed out wait after all others of `fresh`."""
+        """Let rows of a batch that were never handed out wait after all others of `fresh`."""
         # An empty deque takes 760 bytes, and many subjects have a single request.
         if len(self.fresh) == _FEW and type(self.fresh) is list:
             self.fresh = deque(self.fresh)
         self.fresh.append((base, rows, batch))
 
     def replace(self, rows: int) -> None:
-        """Keep only these rows of the entry that `head` returns, as others were handed out."""
+        """Keep only these rows of the entry that `head` returns, as others were handed out.
+
+        rows: 0: the entry leaves the queue.
+        """
         if self.again and self._heap_first:
             order, before, batch = self.again[0]
             if rows:
@@ -340,7 +343,10 @@ class SubjectQueue(Generic[Batch, Worker]):
 
 
 class Dispatch(Generic[Batch, Worker]):
-    """The queues of one service's subjects, and the offers that take from them."""
+    """The queues of one service's subjects, and the offers that take from them.
+
+    A Service is one. HandOuts asks next_queue() for requests and has allot() share them out.
+    """
 
     __slots__ = (
         "by_pattern",
@@ -387,7 +393,7 @@ class Dispatch(Generic[Batch, Worker]):
     # --- offers -----------------------------------------------------------------------------
 
     def join(self, offer: Worker) -> None:
-        """Add an offer, which refile() makes ready.
+        """Add an offer, which refile() makes ready once its worker was told.
 
         Raises PatternError: its pattern is wrong, and nothing was changed.
         """
@@ -431,7 +437,10 @@ class Dispatch(Generic[Batch, Worker]):
         self.new_subjects.clear()
 
     def refile(self, offer: Worker) -> bool:
-        """Sort an offer in anew whose credit or load has changed; True: it can take a request."""
+        """Sort an offer in anew whose credit or load has changed; True: it can take a request.
+
+        The caller then puts the service into `runnable`.
+        """
         workers = self.offers.get(offer)
         if workers is None:
             return False
@@ -443,13 +452,16 @@ class Dispatch(Generic[Batch, Worker]):
         return True
 
     def is_slow(self, queue: SubjectQueue[Batch, Worker]) -> bool:
-        """Whether finding a queue's takers takes a comparison with regular expressions."""
+        """Whether finding a queue's takers takes a comparison with regular expressions.
+
+        Callers leave that to scan() or count it as much work, since it may take milliseconds.
+        """
         return queue.version != self.version and self.index.slow
 
     def takers_of(
         self, queue: SubjectQueue[Batch, Worker]
     ) -> list[WorkersByPattern[Batch, Worker]]:
-        """Offers, by pattern, that take a queue's subject; found anew after patterns changed."""
+        """Offers, by pattern, that take a queue's subject; matched anew after patterns changed."""
         if queue.version != self.version:
             by_pattern = self.by_pattern
             found = [by_pattern[EVERYTHING]] if EVERYTHING in by_pattern else []
@@ -495,7 +507,7 @@ class Dispatch(Generic[Batch, Worker]):
     def push(
         self, workers: WorkersByPattern[Batch, Worker], queue: SubjectQueue[Batch, Worker]
     ) -> None:
-        """File a queue in which requests wait with a pattern that takes its subject."""
+        """File a queue in which requests wait with the offers that take it by one pattern."""
         workers.heap_of(queue).file_queue(queue)
         if workers.ready:
             self.turns[workers] = None
@@ -603,8 +615,8 @@ class Dispatch(Generic[Batch, Worker]):
     def measure(self, count: int, took_ms: int) -> None:
         """Set `prefetch` by requests that one worker completed: their number and time.
 
-        It rises at once, to twice itself at most, and falls by a quarter of the difference: a
-        measured time is often too long, by what else the machine did, and never too short.
+        `prefetch` rises at once, to twice itself at most, and falls by a quarter of the difference:
+        a measured time is often too long, by what else the machine did, and never too short.
         """
         # A time of 0 ms is one of less than 1 ms.
         done = count * PREFETCH_MS // max(took_ms, 1)

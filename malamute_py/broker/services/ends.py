@@ -5,7 +5,8 @@ by it: they are unsettled, and what is to be done with them is decided again lat
 batches with rows of each. A row is spent when its attempts are used up; to bury it is to make it a
 dead letter. Rows of a batch are `alive` until they end or their end is on its way, `free` while
 they may be handed out, `leased` while a worker holds them, `moving` while a hand-out or return of
-them is on its way into the log, and `aside` when no queue has them. The rules:
+them is on its way into the log, and `aside` when no queue has them. An effect is called when its
+part is taken into a step, and when the log has the step (`appended`) or refuses it. The rules:
 
 - A request that was accepted ends once (completed, dead, cancelled, expired or removed) or is
   still there.
@@ -37,7 +38,10 @@ Released: TypeAlias = list[tuple[Lease, int]]
 
 
 class Ends:
-    """Requests on their way out."""
+    """Requests on their way out.
+
+    What ends requests (a reply, a deadline, an operator) has the part of the step made here.
+    """
 
     def __init__(self, shard: Shard, bodies: Bodies, puts: Puts, registry: Registry) -> None:
         self._shard = shard
@@ -68,7 +72,10 @@ class Ends:
         return self.with_mail(part, service, told)
 
     def gone(self, batch: RequestBatch, rows: int) -> None:
-        """Take rows out of their batch whose end the tables have, and the batch if none is left."""
+        """Take rows out of their batch whose end the tables have, and the batch if none is left.
+
+        Called when the log has their end, or that they are dead letters.
+        """
         service = batch.service
         batch.ending &= ~rows
         if batch.delayed:
@@ -132,14 +139,14 @@ class Ends:
 
         Without a key a notice could not name their requests to them.
         """
-        places: dict[tuple[str, str], list[Run]] = {}
+        by_requester: dict[tuple[str, str], list[Run]] = {}
         for batch, rows in items:
             change = batch.row.put
             if change.key:
-                runs = places.setdefault((change.reply_to, change.sender), [])
+                runs = by_requester.setdefault((change.reply_to, change.sender), [])
                 runs += [(change.key, first, count) for first, count in runs_of(rows)]
         parts: list[Part] = []
-        for (reply_to, asked_by), runs in places.items():
+        for (reply_to, asked_by), runs in by_requester.items():
             count = sum(length for _, _, length in runs)
             part = self._puts.notice(reply_to, asked_by=asked_by, about=runs, why=why)
             if part is None:
@@ -149,7 +156,7 @@ class Ends:
         return parts
 
     def report_undeliverable(self, reply_to: str, count: int) -> None:
-        """Count and report replies or notices whose mailbox has gone."""
+        """Count and report replies or notices whose mailbox has gone: no requester gets them."""
         self._shard.counters["replies_undeliverable"] += count
         self._shard.event("reply_undeliverable", "warning", mailbox=reply_to, count=count)
 
@@ -169,16 +176,16 @@ class Ends:
         return service.row.settings.attempts_max or self._shard.settings.attempts_max
 
     def spent(self, batch: RequestBatch, rows: int) -> int:
-        """Return the rows among these whose attempts are used up."""
+        """Return the rows among these whose attempts are used up: they become dead letters."""
         most = self.attempts_max(batch.service)
         return sum(some for times, some in batch.attempts(rows) if times >= most)
 
     # --- leases ---------------------------------------------------------------------------------
 
     def let_go(self, batch: RequestBatch, rows: int) -> Released:
-        """Take rows from the workers that hold them, before the log is told, and return them.
+        """Take rows from the workers that hold them, before the log is told.
 
-        If the log refuses, undo_let_go() gives it back.
+        Returns what was taken of each lease, for undo_let_go() if the log refuses.
         """
         released: Released = []
         for lease in list(batch.leases):
@@ -229,7 +236,10 @@ class Ends:
             self.settle_at_ms = now_ms + RETRY_MS
 
     def bury_later(self, items: Iterable[BatchRows], *why: Any) -> None:
-        """Keep rows whose attempts are used up out of the queue until they can be buried."""
+        """Keep rows whose attempts are used up out of the queue until they can be buried.
+
+        Called as their burial was refused; Deadlines tries it again.
+        """
         for batch, rows in items:
             batch.aside |= rows
         self.settle_later(items)

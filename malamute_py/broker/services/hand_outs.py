@@ -4,8 +4,9 @@ Owns the hand-outs that are on their way into the log. The rules: a request goes
 within its credit, and only once the log has the hand-out; a request past its deadline goes to none,
 also while the log refuses its end; one turn hands out a bounded number of requests, and the
 services take turns. A share is the rows of a batch that one offer is to get. Rows are `moving`
-while their hand-out is on its way into the log. Source: docs/design.md (Flow control; Queues and
-the checkpoint).
+while their hand-out is on its way into the log. An effect is called when its part is taken into a
+step, and when the log has the step (`appended`) or refuses it. Source: docs/design.md (Flow
+control; Queues and the checkpoint).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ RETRY_MS: Final = 1_000
 
 
 class Registry:
-    """All services of one core."""
+    """All services of one core: the other parts of this room find, make and count them here."""
 
     def __init__(self, shard: Shard, steps: Steps, mailboxes: Mailboxes) -> None:
         self._shard = shard
@@ -113,13 +113,13 @@ class Registry:
                 raise BrokerRefused("forbidden", f"you may not send to mailbox '{mailbox}'")
 
     def enter(self, service: Service) -> None:
-        """Add a service to those that there are, and to the quota of its owner."""
+        """Add a service, made for a command or recovered, to the table and its owner's quota."""
         self.by_name[service.name] = service
         insort(self.names, service.name)
         self._shard.quotas.add(service.row.by, "services")
 
     def forget(self, service: Service) -> None:
-        """Remove a service that has gone or was never made."""
+        """Remove a service that has gone, or was never made, also from its owner's quota."""
         if self.by_name.get(service.name) is service:
             del self.by_name[service.name]
             del self.names[bisect_left(self.names, service.name)]
@@ -129,7 +129,7 @@ class Registry:
         self.runnable.pop(service, None)
 
     def creation(self, service: Service) -> Change:
-        """Return the change that makes a service."""
+        """Return the change that makes a service, with the settings that it has now."""
         row = service.row
         return ServiceSet(row.number, row.name, row.settings, row.by, row.created_ms)
 
@@ -142,7 +142,10 @@ class Registry:
             self._shard.event("service_created", service=service.name, by=service.row.by)
 
     def forget_unused(self, service: Service) -> None:
-        """Forget a service that the log does not have, if no command needs it."""
+        """Forget a service that the log does not have, if no command needs it.
+
+        Called wherever a need ends, as when an offer ends, and in the turn after it was made.
+        """
         if service.state == DRAFT and not (
             service.making or service.reserved_rows or service.batches or service.offers
         ):
@@ -159,7 +162,7 @@ class Registry:
         self._steps.propose(self.creation(service), making, *effects)
 
     def _was_made(self, service: Service, _: int) -> None:
-        """Take note that the log has a service that was created by itself."""
+        """Take note that the log has a service that make() asked for."""
         service.making -= 1
         self.made(service)
 
@@ -197,7 +200,7 @@ class Registry:
             batch.slot = self.timers.add(batch.deadline_ms, batch)
 
     def add_load(self, offer: Offer, count: int) -> None:
-        """Count requests that an offer holds: more, or fewer when `count` is below 0."""
+        """Count requests that an offer holds (fewer: `count` below 0), and sort it in anew."""
         offer.load += count
         service = offer.service
         if service.refile(offer):  # It can take a request.

@@ -41,7 +41,7 @@ OWNERS_MAX: Final = 64
 
 
 class Replies:
-    """Takes replies and acknowledgements of workers."""
+    """Makes the parts of steps that replies and acknowledgements of workers become."""
 
     def __init__(
         self,
@@ -196,7 +196,10 @@ class Replies:
         return part
 
     def _too_late(self, offer: Offer, numbers: list[int]) -> None:
-        """Count replies to requests that the worker does not hold; report the first in a row."""
+        """Count replies to requests that the worker does not hold; report the first in a row.
+
+        Another worker may have done the same work: operators may want a longer lease.
+        """
         self._shard.counters["replies_late"] += len(numbers)
         if not offer.late:
             offer.late = True
@@ -206,7 +209,7 @@ class Replies:
             )  # fmt: skip
 
     def prepare_ack(self, link: Link, command: AckWork, frame: Any = None) -> Part:
-        """Return a part of a step with what a worker says of requests that it holds.
+        """Return the part of a step that an ACK_WORK becomes: what a worker says of its requests.
 
         `state` of the command says what. Raises BrokerRefused: nothing was done.
         """
@@ -243,7 +246,7 @@ class Replies:
         raise BrokerRefused("unsupported", f"no state {state} of work")
 
     def _renew(self, items: list[BatchRows], _: int) -> None:
-        """Renew the leases of rows: each begins again now.
+        """Renew the leases of rows: each begins again now, as the worker gave a sign of its work.
 
         Timers are not moved: Deadlines.tick() finds the later time and sets them anew.
         """

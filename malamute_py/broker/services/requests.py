@@ -2,7 +2,9 @@
 
 Owns the checks of a REQUEST, and the batches that are on their way into the log. The rules: a
 REQUEST that is refused has changed nothing; a request that a ready worker takes is handed out in
-the bundle that logs it. Source: docs/design.md, Queues and the checkpoint; SPEC.md, section 4.5.
+the bundle that logs it. An effect is called when its part is taken into a step, when it is numbered
+(`based`), and when the log has it (`appended`) or refuses it. Source: docs/design.md, Queues and
+the checkpoint; SPEC.md, section 4.5.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ REQUESTING_MAX: Final = 1_000
 
 
 class Requests:
-    """Takes batches of requests."""
+    """Makes the parts of steps that REQUESTs become, and answers those that come again."""
 
     def __init__(
         self,

@@ -4,7 +4,9 @@ Owns the pauses between attempts, the number of attempts, and the requests of en
 still to be given back. The rules: requests that come back go before those that were never handed
 out; a request whose attempts are used up becomes a dead letter; a return that the log refuses is
 tried again. `items` are batches with rows of each. While the log is being told, rows are `moving`
-and `returning`, and no worker gets them. Source: docs/design.md, Queues and the checkpoint.
+and `returning`, and no worker gets them. An effect is called when its part is taken into a step,
+and when the log has the step (`appended`) or refuses it. Source: docs/design.md, Queues and the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _NO_ATTEMPT: Final = frozenset({"requeued", RELEASED, WITHDRAWN})
 
 
 class Returns:
-    """Requests on their way back into their queues."""
+    """Requests on their way back into their queues, as a worker, an end or a timer gives them."""
 
     def __init__(self, shard: Shard, steps: Steps, registry: Registry, ends: Ends) -> None:
         self._shard = shard
@@ -83,7 +85,7 @@ class Returns:
         return again_ms
 
     def _wait_again(self, batch: RequestBatch, rows: int, not_before_ms: int) -> None:
-        """Let rows wait in their queue again, at once or from a time on."""
+        """Let rows wait in their queue again that the log has back, at once or from a time on."""
         if not_before_ms > self._shard.now_ms:
             self.delay(batch, rows, not_before_ms)
         else:
@@ -103,7 +105,7 @@ class Returns:
     def bury_exhausted(
         self, service: Service, items: list[BatchRows], why: str, said: str = ""
     ) -> None:
-        """Turn rows whose attempts are used up into dead letters.
+        """Turn rows whose attempts are used up into dead letters, once the log has the last one.
 
         why: how the last attempt ended. said: the worker's reason. Where the mailbox or the log
         refuses them, they stay out of the queue and are tried again later.
@@ -212,7 +214,7 @@ class _Returning(Effect):
             batch.returning |= rows
             self.released += self.returns._ends.let_go(batch, rows)
 
-    def _moved(self) -> int:
+    def _not_moving(self) -> int:
         """Note that the log has answered for the rows; returns how many they are."""
         count = 0
         for batch, rows in self.items:
@@ -224,7 +226,7 @@ class _Returning(Effect):
     def appended(self, part: Part, end_lsn: int) -> None:
         """Let the rows wait again, and bury those whose attempts are used up."""
         returns, exhausted = self.returns, self.exhausted
-        returns._shard.counters["requests_returned"] += self._moved()
+        returns._shard.counters["requests_returned"] += self._not_moving()
         if self.why in (RELEASED, WITHDRAWN):
             # The tables have taken the attempt back, so they tell whose attempts are used up.
             for batch, rows in self.items:
@@ -243,6 +245,6 @@ class _Returning(Effect):
 
     def refused(self, part: Part, code: str, reason: str, retry_ms: int) -> None:
         """Give the rows back to their workers, since the log did not take their return."""
-        self._moved()
+        self._not_moving()
         self.returns._ends.undo_let_go(self.released)
         self.released.clear()

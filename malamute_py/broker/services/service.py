@@ -118,14 +118,17 @@ class RequestBatch:
 
     @property
     def leased(self) -> int:
-        """Rows that workers hold by a lease."""
+        """Rows that workers hold by a lease; the tables may have more as held (Ends.unsettled)."""
         rows = 0
         for lease in self.leases:
             rows |= lease.rows
         return rows
 
     def subjects(self, mask: int) -> list[tuple[str, int]]:
-        """Divide rows by subject, in order of each subject's first row: (subject, its rows)."""
+        """Divide rows by subject, in order of each subject's first row: (subject, its rows).
+
+        Each subject has a queue of its own.
+        """
         subjects = self.row.put.subjects
         if len(subjects) == 1:  # One subject stands for all rows.
             return [(subjects[0], mask)]
@@ -137,7 +140,7 @@ class RequestBatch:
         return [(subject, rows & mask) for subject, rows in masks.items() if rows & mask]
 
     def attempts(self, rows: int) -> list[tuple[int, int]]:
-        """Divide rows by how often they were handed out: (times, rows)."""
+        """Divide rows by how often they were handed out, as the tables count it: (times, rows)."""
         attempts = self.row.attempts
         if len(attempts) == 1:  # Most batches: all rows were handed out equally often.
             ((times, some),) = attempts.items()
@@ -168,6 +171,7 @@ class Pause:
         self.batch = batch
         self.rows = rows
         self.slot = -1
+        """Where its timer is in the wheel."""
 
 
 class Lease:
@@ -261,7 +265,8 @@ class InFlight:
     def leases_at(self, number: int) -> list[Lease] | None:
         """Leases of the last batch in flight that begins at or before a request's number.
 
-        None: there is no such batch. The caller checks that the number lies in the batch.
+        For commands that name requests by number. None: there is no such batch. The caller checks
+        that the number lies in the batch.
         """
         at = bisect_right(self.bases, number) - 1
         return self.leases[self.bases[at]] if at >= 0 else None
@@ -420,10 +425,10 @@ class Service(Dispatch[RequestBatch, Offer]):
         return self.name[: NAME_BYTES_MAX - len(DEAD)] + DEAD
 
     def oldest_ms(self) -> int:
-        """Return when the oldest request was put that may be handed out; 0: there is none.
+        """Return when the oldest request was put that may be handed out, for operators; 0: none.
 
-        Behind OLDEST_LOOK batches whose requests are held or wait for a time, it is when the last
-        of those batches was put: the request was put later.
+        After OLDEST_LOOK batches whose requests are held or wait for a time, it is when the last of
+        those batches was put: the request was put later.
         """
         put = None
         for batch in islice(self.batches.values(), OLDEST_LOOK):

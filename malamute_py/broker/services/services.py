@@ -34,7 +34,7 @@ from malamute_py.broker.services.workers import Offers
 
 
 class Services:
-    """All services of one core."""
+    """All services of one core, as the broker calls them: each call goes on to the part for it."""
 
     def __init__(
         self,
@@ -97,7 +97,11 @@ class Services:
         )
 
     def hand_out(self) -> None:
-        """Do what was left to this turn, then hand out requests to workers that are ready."""
+        """Do what was left to this turn, then hand out requests to workers that are ready.
+
+        Called in each turn of the broker that has such work. What these calls leave to the next
+        turn waits for that: the queue's length is taken before.
+        """
         next_turn = self._registry.next_turn
         for _ in range(len(next_turn)):
             next_turn.popleft()()

@@ -29,7 +29,7 @@ from malamute_py.changelog.records import WITHDRAWN
 
 
 class Offers:
-    """All offers of one core."""
+    """All offers of one core: OFFER begins one, and its worker, link or service ends it."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Offers:
         return max(settings.lease_min_ms, min(lease_ms, settings.lease_max_ms))
 
     def resume(self, offer: Offer) -> None:
-        """Let an offer be given requests: its credit or the room of its link has changed."""
+        """Let an offer be given requests: its credit or the room of its link has grown."""
         if offer.service.state == STANDING and offer.service.refile(offer):
             self._registry.runnable[offer.service] = None
 
@@ -175,7 +175,7 @@ class Offers:
             )  # fmt: skip
 
     def _drop(self, offer: Offer) -> None:
-        """Forget an offer: its worker gets nothing more, and no quota counts it any longer."""
+        """Forget an offer, however it ends: it is given nothing more, and no quota counts it."""
         if offer.ended:
             return
         offer.leave()

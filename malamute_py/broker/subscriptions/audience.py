@@ -78,7 +78,10 @@ class LateBatch(msgspec.Struct, eq=False):
 
 
 class Audience:
-    """The subscriptions of one stream, and the calls that wake the groups that read it."""
+    """The subscriptions of one stream, and the calls that wake the groups that read it.
+
+    Subscriptions enter and leave here; the fan-out asks for the selection groups of each batch.
+    """
 
     __slots__ = (
         "_grouped_headers",
@@ -145,7 +148,7 @@ class Audience:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions of the stream, whether live or not, in a new list."""
+        """All subscriptions of the stream, live or not: a new list, as callers may end some."""
         found = list(self.everyone)
         for same in self._numbers.values():
             found += same
@@ -196,7 +199,7 @@ class Audience:
         self.forget()
 
     def leave(self, sub: Subscription) -> None:
-        """Remove a subscription that was entered."""
+        """Remove a subscription that ends, and forget what is remembered of recent headers."""
         if sub.live:
             self.live -= 1
         self.bounded.discard(sub)
@@ -213,7 +216,7 @@ class Audience:
         self.forget()
 
     def go_live(self, sub: Subscription) -> None:
-        """Count a subscription among those that take batches as they come."""
+        """Count a subscription among those that take batches as they come: it is at the tail."""
         sub.live = True
         sub.rows = None  # For history alone.
         self.live += 1
@@ -222,7 +225,7 @@ class Audience:
             self.least_stop = min(self.least_stop, sub.stop)
 
     def go_on_demand(self, sub: Subscription) -> None:
-        """Count a subscription among those that take batches as they come no longer."""
+        """Count a subscription among those that take batches as they come no longer: it lags."""
         sub.live = False
         self.live -= 1
         if sub.stop != NEVER:
@@ -240,7 +243,7 @@ class Audience:
         self._forget_matched()
 
     def _forget_matched(self) -> None:
-        """Forget the matches of recent headers."""
+        """Forget the matches of recent headers alone, as for headers that are too many."""
         self.matched.clear()
         self._matched_weight = 0
 

@@ -44,7 +44,7 @@ AHEAD_MAX = 4
 
 
 class Cohorts:
-    """The turns of subscriptions that are served together."""
+    """The turns of subscriptions that are served together, as OnDemand gives them."""
 
     def __init__(
         self, shard: Shard, links: Links, delivery: Delivery, matching: Matching, lagging: Lagging
@@ -91,7 +91,7 @@ class Cohorts:
         return 0
 
     def _from_memory(self, stream: Stream, behind: list[Subscription]) -> int:
-        """Serve those of some subscriptions from the hot window whose position lies in it.
+        """Serve those members of a cohort from the hot window whose position lies in it.
 
         Returns the bytes given, or what the look costs of the budget, if that is more.
         """
@@ -117,7 +117,7 @@ class Cohorts:
         return max(given, looked, window.rows * BYTES_A_ROW)
 
     def _from_history(self, cohort: Cohort, behind: list[Subscription]) -> None:
-        """Begin a read of history for those of a cohort that stand near the first of them."""
+        """Begin a read of history for those members of a cohort that stand near the first one."""
         stream, first = cohort.stream, behind[0].position
         members = []
         low, high = first - NEIGHBOURS, min(first + NEIGHBOURS, stream.hot_first)
@@ -273,7 +273,10 @@ class Cohorts:
         return given
 
     def _read(self, cohort: Cohort) -> None:
-        """Begin one read of history for a cohort, from its lowest position on, of all batches."""
+        """Begin one read of history for a cohort, from its lowest position on, of all batches.
+
+        deliver_history() is given the answer.
+        """
         stream, members = cohort.stream, cohort.members
         tail = members[0].tail  # All members have the same.
         token = self._lagging.turns.begin(cohort)

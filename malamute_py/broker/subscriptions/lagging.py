@@ -29,7 +29,7 @@ TURNS_ALONE = 16
 
 
 class Lagging:
-    """The queue of the subscriptions that are not live."""
+    """The queue of the subscriptions that are not live: OnDemand gives turns to what is in it."""
 
     def __init__(self, shard: Shard, links: Links, delivery: Delivery, matching: Matching) -> None:
         self._shard = shard
@@ -96,7 +96,7 @@ class Lagging:
         self.leave_history(sub)
 
     def alone_at_head(self, members: list[Subscription]) -> None:
-        """Queue subscriptions that came in a cohort first, each for a turn of its own."""
+        """Queue members of a cohort that cannot share its turn at the front, each by itself."""
         for sub in reversed(members):
             sub.queued = True
             self.turns.queue.appendleft(sub)
@@ -130,7 +130,10 @@ class Lagging:
         self._again(sub)
 
     def _again(self, sub: Subscription) -> None:
-        """Serve a subscription again from the last offset on that its client was told."""
+        """Queue a subscription to be served from the last offset on that its client was told.
+
+        Its position may be ahead of that by records that were gathered, and dropped with an error.
+        """
         if not sub.live:
             sub.position = sub.covered
             self.consider(sub)
@@ -149,7 +152,10 @@ class Lagging:
         self.gap(sub, next, "damaged", reason)
 
     def past_what_is_gone(self, sub: Subscription) -> None:
-        """Pass over records before the first one that the stream still has, with a GAP."""
+        """Pass over records before the first one that the stream still has, with a GAP.
+
+        Called at the beginning of a subscription's turn.
+        """
         stream = sub.stream
         # Retention may be ahead of what is durable: the position of a durable reader stays before
         # that, and records that are still in memory come to it after all.

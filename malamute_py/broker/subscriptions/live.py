@@ -47,7 +47,10 @@ _MANY = 4
 
 
 class Delivery:
-    """Delivery to live subscriptions, and the covers of all subscriptions."""
+    """Delivery to live subscriptions, and the covers of all subscriptions.
+
+    The broker calls fan_out() for each batch. A cover is the offsets that a command accounts for.
+    """
 
     def __init__(self, shard: Shard, links: Links, matching: Matching) -> None:
         self._shard = shard
@@ -110,7 +113,7 @@ class Delivery:
         if not audience.live or (durable and not audience.durable):
             return
         if audience.late:
-            # Subscriptions take batches in order: this one waits behind those being matched.
+            # Subscriptions take batches in order: this one waits for those being matched.
             self._put_off(audience, LateBatch(batch, durable))
             return
         stream = batch.stream
@@ -222,7 +225,7 @@ class Delivery:
                 self._give_up_late(largest)
 
     def _count_late(self, audience: Audience, size: int) -> None:
-        """Count bytes of late batches, of one stream and of all. size: below 0: no longer."""
+        """Count bytes of late batches, which are bounded; below 0: of such as are late no more."""
         audience.late_bytes += size
         self.late_bytes += size
 
@@ -280,8 +283,8 @@ class Delivery:
     def _give_one_late(self, audience: Audience, late: LateBatch, job: Classing | None) -> bool:
         """Give one late batch; False: its headers are still to be matched, by a job under way.
 
-        job: the job that has matched the headers; None: the batch waited behind another one, and
-        its groups may be known by now. An error is contained, and counts as given.
+        job: the job that has matched the headers; None: the batch waited for another one, and its
+        groups may be known by now. An error is contained, and counts as given.
         """
         content = late.batch.content
         try:
@@ -542,7 +545,10 @@ class Delivery:
             sub.covered = position
 
     def cover_all(self, link: Link) -> None:
-        """Send COVER to every subscription of a link that has moved without a delivery."""
+        """Send COVER to every subscription of a link that has moved without a delivery.
+
+        Called with each heartbeat of the link.
+        """
         for sub in link.receivers.values():
             if isinstance(sub, Subscription) and sub.started and sub.covered < sub.place:
                 self.cover(sub)

@@ -42,7 +42,7 @@ Failed: TypeAlias = Callable[[Exception], None]
 
 
 class Job(Protocol):
-    """Work that is done in steps, between which other work of the loop may come."""
+    """Work that Matching does in steps, between which other work of the loop may come."""
 
     def run(self, more: Callable[[], bool]) -> bool:
         """Go on until all is done (True) or `more`, asked after each step, says no."""
@@ -129,7 +129,10 @@ class Choosing:
 
 
 class Matching:
-    """The jobs of one core, and what is left of the present turn's share for them, in time."""
+    """The jobs of one core, and what is left of the present turn's share for them, in time.
+
+    A reader has its job run at once, and leaves it to later() where the share does not last.
+    """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

@@ -32,7 +32,10 @@ MOVED_AT_ONCE = 256
 
 
 class Moved:
-    """The reads of copies of newest records."""
+    """The reads of copies of newest records, for subscriptions before their stream's first record.
+
+    OwnTurns has `turn` begin a read; OnDemand has `deliver` send what the journal answers.
+    """
 
     def __init__(self, shard: Shard, delivery: Delivery, lagging: Lagging) -> None:
         self._shard = shard

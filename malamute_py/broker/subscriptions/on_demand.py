@@ -21,7 +21,11 @@ from malamute_py.broker.subscriptions.subscription import Subscription
 
 
 class OnDemand:
-    """The subscriptions that are not live."""
+    """The subscriptions that are not live.
+
+    The broker calls `serve` in a turn of its loop, and `history` or `failed` with an answer of the
+    journal.
+    """
 
     def __init__(
         self, shard: Shard, links: Links, delivery: Delivery, matching: Matching, lagging: Lagging

@@ -47,7 +47,7 @@ SPARSE_BYTES = 64 << 10
 
 
 class OwnTurns:
-    """The turns of subscriptions that are served alone."""
+    """The turns of subscriptions that are served alone, as OnDemand gives them."""
 
     def __init__(
         self, shard: Shard, delivery: Delivery, matching: Matching, lagging: Lagging, moved: Moved
@@ -159,7 +159,7 @@ class OwnTurns:
     # --- reads of history -------------------------------------------------------------------
 
     def _read(self, sub: Subscription) -> None:
-        """Have the journal read for a subscription, as much as its credit and its link take.
+        """Have the journal read for a subscription before the hot window, as much as it may take.
 
         The journal skips batches that the pattern cannot match, by its index, and may gather rare
         rows of several batches into one.

@@ -32,7 +32,10 @@ TURN_BATCHES_MAX = 512
 
 
 class Portion:
-    """Records that one turn gives to one subscription, gathered into few DELIVERs."""
+    """Records that one turn gives to one subscription, gathered into few DELIVERs.
+
+    The turn adds batch after batch, each in the way that suits it, and calls `flush` at its end.
+    """
 
     def __init__(self, delivery: Delivery, sub: Subscription, rows_bytes_max: int) -> None:
         """rows_bytes_max: weight at which one gathered batch is full."""
@@ -56,7 +59,7 @@ class Portion:
 
     @property
     def takes_more(self) -> bool:
-        """Whether credit and room are left for one more batch."""
+        """Whether credit and room are left for one more batch: else the turn ends."""
         sub, size = self._sub, self._bytes + self._gathering.bytes
         return sub.left_records > self._records and sub.left_bytes > size and sub.link.room > size
 
@@ -95,7 +98,10 @@ class Portion:
         self.given += size
 
     def _close_run(self) -> None:
-        """Make one frame of the stored batches that are neighbours, if some wait for that."""
+        """Make one frame of the stored batches that are neighbours, if some wait for that.
+
+        Called before anything else is added, so that all goes out in order.
+        """
         if self._run is not None:
             self._frames.append(memoryview(self._run)[self._run_from : self._run_to])
             self._run = None
@@ -131,7 +137,10 @@ class Portion:
         self._count(next, len(rows), size=0)
 
     def _close_rows(self) -> None:
-        """Make one derived batch of the rows that were gathered, if there are some."""
+        """Make one derived batch of the rows that were gathered, if there are some; else nothing.
+
+        Called before anything else is added, so that all goes out in order, and when it is full.
+        """
         found = self._gathering.take()
         if found is not None:
             self._frames += (found.stamp, found.content)

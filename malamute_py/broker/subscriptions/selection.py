@@ -25,7 +25,10 @@ from malamute_py.broker.subscriptions.subscription import Subscription
 
 
 def rows_of_group(content: Content, group: SelectionGroup) -> Mask | None:
-    """Return a mask of the rows that a selection group takes of a batch; None: all rows."""
+    """Return a mask of the rows that a selection group takes of a batch, for a live delivery.
+
+    None: all rows.
+    """
     if group.headers is None:
         return None
     chosen = np.zeros(len(content.headers()[0]), np.bool_)
@@ -97,10 +100,10 @@ def select(
 ) -> tuple[bool, Mask | None]:
     """Return which rows of a batch a subscription takes: (whether any, their mask).
 
-    The mask is None where all rows are taken, and where none is. A row is taken if the pattern
-    selects its header, it has not expired and was not purged, and it lies within the client-time
-    window, from the position up to `end`, and among the offsets wanted. base: the first row's
-    offset.
+    For subscriptions that are served alone, and live ones at their end. The mask is None where all
+    rows are taken, and where none is. A row is taken if the pattern selects its header, it has not
+    expired and was not purged, and it lies within the client-time window, from the position up to
+    `end`, and among the offsets wanted. base: the first row's offset.
     """
     count = content.head.count
     mask: Mask | None = None

@@ -163,7 +163,7 @@ class Share(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of sharing a window out."""
+    """Result of sharing a window out: who is given what, and who is served otherwise."""
 
     shares: list[Share]
     reached: int
@@ -178,7 +178,7 @@ class SharedWindow:
     """Consecutive batches of a stream, and the subscriptions that take rows of them.
 
     A selector is a pattern and the position from which it selects. Subscriptions with one selector
-    are given the same rows.
+    are given the same rows. A turn of a cohort makes a window, fills it and shares it out.
     """
 
     def __init__(self, stream: Stream, members: list[Subscription]) -> None:

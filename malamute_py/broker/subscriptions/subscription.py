@@ -25,7 +25,7 @@ VISIBILITIES: Final = ("live", "durable", "committed")
 
 
 class Subscription(Receiver):
-    """One subscription of one link."""
+    """One subscription of one link: facts, which those that serve it read and change."""
 
     __slots__ = (
         "careful",
@@ -127,7 +127,7 @@ class Subscription(Receiver):
 
     @property
     def joins(self) -> bool:
-        """Whether it may be in a cohort: it takes some rows of what comes, in gathered batches."""
+        """Whether it may be in a cohort, which gives each member some rows in a gathered batch."""
         return (
             self.plain
             and self.gathered

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Subscriptions:
-    """The commands about subscriptions."""
+    """The command SUBSCRIBE, and the ends of subscriptions that links, streams and turns cause."""
 
     def __init__(
         self, shard: Shard, links: Links, catalogue: Catalogue, delivery: Delivery,
@@ -231,13 +231,13 @@ class Subscriptions:
             self._drop(sub)
 
     def schema_changed(self, stream: Stream, number: int, schema: bytes) -> None:
-        """Tell a stream's subscriptions of a new version of its schema."""
+        """Tell a stream's subscriptions of a new version of its schema, before batches of it."""
         for sub in audience_of(stream).subscriptions:
             if sub.started and sub.link.typed:
                 self._links.say(sub.link, Schema(sub.number, number, schema))
 
     def stream_removed(self, stream: Stream) -> None:
-        """End all subscriptions of a stream that was removed."""
+        """End all subscriptions of a stream that was removed, each with an ENDED."""
         for sub in audience_of(stream).subscriptions:
             if sub.started:  # Else it is refused once its position is found.
                 self.end(sub, "stream_removed")

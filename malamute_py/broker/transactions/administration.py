@@ -31,7 +31,7 @@ STREAMS_MAX = 16
 
 
 class TransactionAdmin:
-    """The commands about transactions that a RESULT answers."""
+    """Handlers of the commands about transactions that a RESULT answers."""
 
     def __init__(
         self, shard: Shard, catalogue: Catalogue, answers: Answers, transactions: Transactions,

@@ -23,7 +23,7 @@ RECORDS_GIVEN_UP: Final = (
 
 
 class Awaiting:
-    """The callers that wait for the transactions of one core."""
+    """The callers that wait for the transactions of one core, by an AWAIT_TRANSACTION each."""
 
     def __init__(self, links: Links, answers: Answers) -> None:
         self._links = links

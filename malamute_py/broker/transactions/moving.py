@@ -84,7 +84,10 @@ class _Bundle(msgspec.Struct, eq=False):
 
 
 class Moving:
-    """Committed transactions whose batches are being appended."""
+    """Committed transactions whose batches are being appended, one bundle of each lane at a time.
+
+    A bundle goes from _go_on(), which has it read, to moved(), or to _later() and from its start.
+    """
 
     def __init__(
         self,
@@ -252,7 +255,7 @@ class Moving:
     def _end_change(
         self, transaction: Transaction, bases: list[int], *, gave_up: bool = False
     ) -> TransactionEnded:
-        """Return the change that ends a committed transaction.
+        """Return the change that ends a committed transaction, all in its streams or given up.
 
         bases: numbers of the batches that leave with it. gave_up: an operator gave up some of them.
         """
@@ -262,7 +265,7 @@ class Moving:
         return TransactionEnded(transaction.id, bases, why, self._shard.now_ms)
 
     def _lost(self, transaction: Transaction, stream: Stream | None, batch: Staged) -> None:
-        """Report a batch that damage has taken: the rest of the transaction is appended."""
+        """Report a staged batch whose body is lost; the rest of its transaction is appended."""
         self._shard.counters["staged_records_lost"] += batch.count
         self._shard.event(
             "staged_records_lost", "error", transaction=transaction.id.hex(),
@@ -311,7 +314,10 @@ class Moving:
         self._resume(lane)
 
     def refused(self, bundle: _Bundle, code: str, reason: str) -> None:
-        """Take the news that the log refused a bundle; an operator's word holds no longer then."""
+        """Try a bundle again later that the log refused.
+
+        If an operator gives it up, the END_TRANSACTION is refused, and nothing more is given up.
+        """
         transaction = bundle.transaction
         if bundle.lane.ring in transaction.giving_up:
             transaction.giving_up.clear()
@@ -377,7 +383,7 @@ class Moving:
         return True
 
     def _arrived(self, bundle: _Bundle, batch: Staged, refusal: tuple[str, str] | None) -> None:
-        """Take the news that a ring has a batch, or has refused it."""
+        """Take the news that a ring has a batch of _hand_over(), or has refused it."""
         if refusal is None:
             self._arrivals.add(batch.stream, batch.base, batch.count)
             bundle.batches.append(batch)
@@ -412,7 +418,7 @@ class Moving:
             self._refused_apart(bundle)
 
     def _removed(self, bundle: _Bundle) -> bool:
-        """Whether the streams of all batches of a bundle are gone."""
+        """Whether the streams of all batches of a bundle are gone: then nothing waits for them."""
         return all(self._catalogue.by_number(batch.stream) is None for batch in bundle.batches)
 
     def _refused_apart(self, bundle: _Bundle) -> None:
@@ -479,7 +485,10 @@ class Moving:
     def _gave_up(
         self, transaction: Transaction, ring: str, batches: list[tuple[Stream, Staged]]
     ) -> None:
-        """Report batches of one ring that an operator gave up; all are of the ring's one stream."""
+        """Report batches of one ring that an operator gave up, once the log has that.
+
+        All are of one stream, as a ring beside ring main has one.
+        """
         stream, _ = batches[0]
         count = sum(batch.count for _, batch in batches)
         transaction.given_up[stream.name] = count
@@ -492,14 +501,14 @@ class Moving:
         )  # fmt: skip
 
     def _stop_giving_up(self, transaction: Transaction, ring: str, end_lsn: int) -> None:
-        """Answer the operator once nothing is left of what was to be given up."""
+        """Note that a ring has nothing left to be given up; the last one answers the operator."""
         transaction.giving_up.discard(ring)
         if not transaction.giving_up and transaction.ender is not None:
             transaction.ender.after(end_lsn)
             transaction.ender = None
 
     def _forget(self, batches: list[Staged], failure: tuple[str, str] | None) -> None:
-        """Drop the marks of batches that are durably staged no more."""
+        """Drop the marks of batches that are staged no more, durably: no start asks for them."""
         if failure is None:
             for batch in batches:
                 self._arrivals.drop(batch.stream, batch.base)

@@ -44,7 +44,7 @@ class PutOff(msgspec.Struct, gc=False):
 
 
 class Transaction:
-    """One transaction that is open, or committed and not yet appended."""
+    """One transaction that is open, or committed and not yet all in its streams."""
 
     __slots__ = (
         "apart", "bytes", "deadline_ms", "ender", "ending", "given_up", "giving_up", "names",
@@ -88,11 +88,11 @@ class Transaction:
 
     @property
     def bases(self) -> list[int]:
-        """Numbers of the batches that are not in their streams."""
+        """Numbers of the batches that are not in their streams; -1 of one that has none yet."""
         return [batch.base for batch in self.staged.values()]
 
     def add(self, batch: StagedRow | TransactionStaged, ring: str = MAIN) -> None:
-        """Add a batch. ring: that of its stream."""
+        """Add a batch that is staged. ring: that of its stream."""
         self.staged[batch.place] = batch
         if ring != MAIN:
             self.apart[batch.place] = ring
@@ -101,7 +101,7 @@ class Transaction:
         self.touched_ms = max(self.touched_ms, batch.at_ms)
 
     def remove(self, batch: StagedRow | TransactionStaged) -> None:
-        """Remove a batch that is in its stream, or that the log refused."""
+        """Remove a batch that is staged no more: its stream has it, or the log refused it."""
         if self.staged.pop(batch.place, None) is not None:
             self.bytes -= batch.size
             self.records -= batch.count

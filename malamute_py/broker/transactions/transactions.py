@@ -57,7 +57,7 @@ WHY: Final = {
 
 
 class Transactions:
-    """All transactions of one core."""
+    """All transactions of one core: parts for their commands, and their end by time."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Transactions:
         self.weigh(transaction, -transaction.bytes)
 
     def weigh(self, transaction: Transaction, size: int) -> None:
-        """Count bytes that are staged, or (below 0) not any more."""
+        """Count bytes that are staged, or (below 0) not any more, for the bound and the quota."""
         self.staged_bytes += size
         self._shard.quotas.add(transaction.row.by, "staged_bytes", size)
 
@@ -156,7 +156,7 @@ class Transactions:
         self._moving.give_up(transaction, ender)
 
     def was_given_up(self, id: bytes) -> bool:
-        """Whether records of a committed transaction are known to be given up."""
+        """Whether the tables know that records of a committed transaction were given up."""
         end = self._shard.queues.ends.get(id)
         return end is not None and end.why == GIVEN_UP
 
@@ -322,11 +322,14 @@ class Transactions:
     # --- against the holder's will ------------------------------------------------------------
 
     def end(self, transaction: Transaction, why: str, effect: Effect) -> None:
-        """Roll an open transaction back. why: TIMED_OUT or ENDED."""
+        """Roll an open transaction back by the broker's own step. why: TIMED_OUT or ENDED.
+
+        effect: told what becomes of that.
+        """
         self._steps.take([self._ending(transaction, why, effect)])
 
     def _arm(self, due_ms: int) -> None:
-        """Have the timer fire at a time, unless it fires before."""
+        """Have the one timer of all deadlines fire at a time, unless it fires before."""
         if not self._armed_ms or due_ms < self._armed_ms:
             self._armed_ms = due_ms
             self._timers.set(due_ms, partial(self._look, due_ms))
@@ -367,7 +370,7 @@ class Transactions:
         self.end(transaction, TIMED_OUT, Then(failed=partial(self._retry_timeout, transaction)))
 
     def _retry_timeout(self, transaction: Transaction, *_: Any) -> None:
-        """Try a timeout again that the log refused."""
+        """Try a timeout again in a while that the log refused."""
         transaction.deadline_ms = self._shard.now_ms + 10 * self._shard.settings.retry_ms
         self._arm(transaction.deadline_ms)
 
@@ -389,7 +392,7 @@ class _Beginning(Effect):
         self.transactions.enter(self.transaction)
 
     def appended(self, part: Part, end_lsn: int) -> None:
-        """Use the row that the tables have from now on."""
+        """Use the row that the tables have from now on, which later changes are made in."""
         row = self.transactions._shard.queues.transactions.get(self.transaction.id)
         if row is not None:
             self.transaction.row = row
