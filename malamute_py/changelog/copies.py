@@ -17,7 +17,10 @@ with keys: hidden. A record of it holds a whole batch as the stream had it, or s
 
 
 def pack_copy(batch: bytes, rows: Sequence[int]) -> bytes:
-    """Return a copy. rows: those that count; empty: all of them."""
+    """Return a copy, to be appended before the batch's segment goes.
+
+    rows: those that count; empty: all of them.
+    """
     head = pack(f"<I{len(rows)}I", len(rows), *rows)
     padding = bytes(-len(head) % 8)  # A batch begins at a multiple of 8.
     return head + padding + batch

@@ -17,7 +17,8 @@ from malamute_py.changelog.settings import StreamSettings, encode_settings, vers
 def declared(wanted: StreamSettings) -> StreamSettings:
     """Return the settings of a new stream: a schema makes its bodies arrow.
 
-    Raises BrokerRefused: the schema cannot be read.
+    For a create, and for an edit that declares the first schema. Raises BrokerRefused: the schema
+    cannot be read.
     """
     if not wanted.schema:
         return wanted

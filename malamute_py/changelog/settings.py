@@ -1,7 +1,8 @@
 """Settings of streams, mailboxes, services, cursors and groups.
 
 Owns their names, their defaults and the values that each may have. The rule: a setting that is
-unknown or out of range is refused by name, and the command that names it changes nothing. Source:
+unknown or out of range is refused by name, and the command that names it changes nothing. A create
+or an edit makes settings of what it names and of what holds, and check() looks at them. Source:
 SPEC.md, section 13.
 """
 

@@ -132,7 +132,7 @@ class Shares(Generic[K]):
                 self._rank()
 
     def renew(self, owner: str, entry: K) -> None:
-        """Make an entry the newest of its owner."""
+        """Make an entry the newest of its owner, as it is used again: others go before it."""
         self.drop(owner, entry)
         self.add(owner, entry)
 
@@ -149,7 +149,10 @@ class Shares(Generic[K]):
 
     @property
     def fair(self) -> int:
-        """Return how many entries each owner may have when all have equally many."""
+        """Return how many entries each owner would have if all had equally many.
+
+        An owner with more has some to spare when room is needed.
+        """
         return self.total // max(1, len(self._owners))
 
     def _rank(self) -> None:

@@ -81,7 +81,7 @@ def pack_sequence(sequence: Sequence64) -> PackedSequence:
 
 
 def encode_snapshot(snapshot: Snapshot | PackedSnapshot) -> list[bytes]:
-    """Encode the snapshot as records of at most a mebibyte each."""
+    """Encode the snapshot as records of at most a mebibyte each, for the start of a segment."""
     data = msgspec.msgpack.encode(snapshot)
     return [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
 

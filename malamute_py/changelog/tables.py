@@ -149,7 +149,7 @@ class MessageRow(msgspec.Struct, gc=False):
 
     @property
     def weighs_on(self) -> str:
-        """Return whose share of mail it takes: the sender's, or the requester's (reply, notice)."""
+        """Return on whose quota of mail it counts: the sender's, or the requester's of a reply."""
         rare = self.rare
         return self.sender if rare is None else rare.asked_by or self.sender
 
@@ -326,11 +326,11 @@ class Queues(msgspec.Struct):
     """Number of the next mailbox or service."""
 
     def remember(self, sender: str, key: bytes, row: KeyRow) -> None:
-        """Remember the key of a batch, an answer or a step."""
+        """Remember the key of a batch, an answer or a step: sent again, it is taken once."""
         self.keys.remember((sender, key), row, KEYS_MAX)
 
     def note_end(self, transaction: bytes, why: str, at_ms: int) -> None:
-        """Remember that a transaction did not end as its client wanted."""
+        """Remember that a transaction did not end as its client wanted, to tell it when it asks."""
         self.ends.pop(transaction, None)  # So that it becomes the newest: the oldest is forgotten.
         self.ends[transaction] = EndRow(transaction, why, at_ms)
         if len(self.ends) > ENDS_MAX:

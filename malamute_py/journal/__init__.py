@@ -95,7 +95,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the reader of running brokers' logs."""
+    """Load the reader of running brokers' logs when `open_reader` is first asked for.
+
+    Python calls this for a name that the module lacks.
+    """
     if name != "open_reader":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = import_module("malamute_py.mapped.reader").open_reader

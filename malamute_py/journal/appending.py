@@ -169,7 +169,10 @@ class Appender:
         return rows, new_segments
 
     def _secure(self, new_segments: int) -> None:
-        """Have as many segments at hand as a bundle needs. Raises DiskFull, BatchTooLarge."""
+        """Have as many segments at hand as a bundle needs, before anything of it is written.
+
+        Raises BatchTooLarge, DiskFull, and what Space.need() raises.
+        """
         most = self._space.bundle_segments_max
         if new_segments > most:
             raise BatchTooLarge(
@@ -223,9 +226,10 @@ class Appender:
         return Append(0, 0, len(bodies), 0, content, crc, None, SNAPSHOT)
 
     def _stamps(self, rows: list[_Row], synced: int) -> list[bytes]:
-        """Return the packed stamps of a bundle's batches, the last one flagged as such.
+        """Return the packed stamps of a bundle's batches, the last one flagged as the bundle's end.
 
-        Append time never goes back: a lower one is raised to the last. synced: see append().
+        By the flag a recovery knows that the bundle is whole. Append time never goes back: a lower
+        one is raised to the last. synced: see append().
         """
         bundle_lsn = rows[0][_LSN]
         epoch, last_time = self._epoch, self.last_time_ms
@@ -275,7 +279,10 @@ class Appender:
     def _write_run(
         self, files: dict[int, File | None], number: int, start: int, buffers: list[Buffer]
     ) -> None:
-        """Write the part of a bundle that lies in one segment, at its place there."""
+        """Write the part of a bundle that lies in one segment, at its place there.
+
+        files: by number of the segment. start: position in it.
+        """
         file = files[number]
         assert file is not None
         self._storage.write(file, start, buffers)
@@ -318,7 +325,7 @@ class Appender:
         self.last_epoch = self._epoch
         self.last_lsn = rows[-1][_LSN]
         end = self.last_lsn + rows[-1][_SIZE]
-        # The segment's end, where no stamp fits behind the last batch.
+        # The segment's end, where no stamp fits after the last batch.
         rest = -end % self._segment_bytes
         self.end = end + rest if rest < STAMP_BYTES else end
         if new_segments:
@@ -383,7 +390,7 @@ class Appender:
     def _explained(self, error: OSError) -> Exception:
         """Return what to raise for a failed write; any but that of a full disk seals the ring.
 
-        A full disk leaves the ring as it was: what was written lies behind its end.
+        A full disk leaves the ring as it was: what was written lies after its end.
         """
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"the disk is full: {error}")

@@ -227,7 +227,7 @@ def producer_head(content: Buffer) -> Head | None:
 
 
 def header_table(content: Buffer) -> HeaderTable | None:
-    """The content's distinct headers; None when they cannot be read."""
+    """Return the content's distinct headers, for the index; None when they cannot be read."""
     try:
         return Content(content).table
     except BatchError:

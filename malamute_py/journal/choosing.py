@@ -103,9 +103,10 @@ def choose(
 ) -> list[bool]:
     """Return for each of a stream's entries in one segment whether it may hold a match.
 
-    search: returns the entries that may match, given an inverted index of headers; None: every
-    header is wanted. client_time: [least, most) of a record's client time. headers: the inverted
-    index that is searched in place of the stream's.
+    For reads, searches and plans, which leave the other entries unread. search: returns the entries
+    that may match, given an inverted index of headers; None: every header is wanted. client_time:
+    [least, most) of a record's client time. headers: the inverted index that is searched in place
+    of the stream's.
     """
     mask = np.ones(len(entries.ordinals), np.bool_)
     if search is not None and stream < UNINDEXED_FROM and len(mask):

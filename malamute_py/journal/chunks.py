@@ -103,7 +103,8 @@ def group_entries(wanted: list[tuple[int, int, int, int]]) -> Iterator[Part]:
 def batches_in(view: memoryview, base_lsn: int, part: Part, stream: int) -> Iterator[Batch]:
     """Yield the stream's batches in a chunk that was read, checked; damaged ones without `found`.
 
-    view: the chunk's bytes, those of `part`. base_lsn: position in the ring at which it begins.
+    For reads and searches. view: the chunk's bytes, those of `part`. base_lsn: position in the ring
+    at which it begins.
     """
     for position, size, base, after in part.entries:
         at = position - part.position

@@ -229,7 +229,7 @@ class Journal:
         name: str,
         settings: RingSettings | None = None,
     ) -> tuple[Ring, Recovery]:
-        """A ring in memory: the same in every way, and gone with the process."""
+        """A ring in memory, for streams that want it: the same, but gone with the process."""
         assert name not in self.rings, f"the ring {name} is open already"
         ring, recovery = Ring.open(
             MemoryStorage(name),
@@ -275,7 +275,7 @@ def directory_name(name: str) -> str:
 
 
 def ring_names(storage: Storage) -> list[str]:
-    """Names of the rings in a data directory."""
+    """Names of the rings in a data directory: of the directories that hold files of one."""
     if RINGS not in storage.children():
         return []
     rings = storage.child(RINGS)
@@ -315,7 +315,7 @@ def _is_unfinished(name: str) -> bool:
 
 
 def expected_of(storage: Storage, name: str) -> Expected | None:
-    """Return the facts in a ring's manifest; None when the ring has no manifest."""
+    """Return what a ring's manifest says should be there; None when the ring has no manifest."""
     if MANIFESTS not in storage.children():
         return None
     return Manifest(storage.child(MANIFESTS), directory_name(name)).expected
@@ -361,7 +361,8 @@ def _is_rest(ring: Storage) -> bool:
 def is_directory_name(directory: str) -> bool:
     """True for what directory_name() makes of some ring's name: one part of a path.
 
-    It is never `..`, since a dot at the beginning is quoted as %2E.
+    Asked of names that others may have given, in a directory or in a snapshot's manifest. It is
+    never `..`, since a dot at the beginning is quoted as %2E.
     """
     try:
         return directory_name(unquote(directory)) == directory
@@ -388,7 +389,10 @@ def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
 
 
 def check_version(storage: Storage, name: str) -> None:
-    """Raise NewerFormat when a small file is of a later version; a damaged one passes."""
+    """Raise NewerFormat when a small file is of a later version; a damaged one passes.
+
+    Called before other files are read: to this version, those of a later one look damaged.
+    """
     try:
         data = read_file(storage, name)
     except NotAFile:
@@ -404,7 +408,7 @@ def check_version(storage: Storage, name: str) -> None:
 def read_identity(storage: Storage) -> Identity | None:
     """Return the directory's identity by its file; None: there is none, as in a new directory.
 
-    Raises JournalCorrupt: the file is damaged.
+    Nothing else is asked, unlike in find_identity(). Raises JournalCorrupt: the file is damaged.
     """
     data = read_file(storage, IDENTITY_FILE)
     if data is None:
@@ -482,7 +486,7 @@ def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> 
 
 
 def _place(storage: Storage, identity: Identity) -> Place | None:
-    """Return where the directory is now; None where the storage has no place to compare."""
+    """Return where the directory is now, by which a copy is noticed; None: it is in memory."""
     if not isinstance(storage, FileStorage):
         return None
     directory = Path(storage.describe())
@@ -498,7 +502,8 @@ def _place(storage: Storage, identity: Identity) -> Place | None:
 def _moved(storage: Storage, identity: Identity) -> tuple[str, ...]:
     """Return the properties of the directory's place that changed since it was opened last.
 
-    Some did where the directory was copied or moved. (): none, or there is nothing to compare.
+    Some did where the directory was copied or moved: its epoch then leaps. (): none, or there is
+    nothing to compare.
     """
     now, before = _place(storage, identity), read_mark(storage, PLACE_FILE, Place)
     if now is None or before is None or before.uuid != identity.uuid:

@@ -47,7 +47,8 @@ class Doubts:
     def bytes_after(self, stream: int, as_of_lsn: int) -> int:
         """Return the bytes of the parts after a stream's last batch: they may have held more of it.
 
-        as_of_lsn: parts before it do not count, for a snapshot or manifest tells the offsets there.
+        A recovery has the stream leave out as many offsets as these bytes can have held. as_of_lsn:
+        parts before it do not count, for a snapshot or manifest tells the offsets there.
         """
         doubts = self._parts[self._sure.get(stream, 0) :]
         return sum(max(high - max(low, as_of_lsn), 0) for low, high in doubts)

@@ -49,7 +49,7 @@ class RareRows:
 
     @property
     def full(self) -> bool:
-        """True when another batch might have more wanted rows than may be taken."""
+        """True when another batch might have more wanted rows than may be taken: the read ends."""
         return self.left < TAKEN_MAX
 
     def add(self, rows: list[Row], epoch: int, lsn: int) -> int:

@@ -93,7 +93,10 @@ class StreamHeaders:
         return found if self._filters is None else self._filters.may_hold(found, key)
 
     def multi_key_subjects(self, key: str) -> list[Keys]:
-        """Return the subjects of more than one key that have this key among them."""
+        """Return the subjects of more than one key that have this key among them.
+
+        A search for the key has to find these, too.
+        """
         made_of, several = self._multi_key
         if made_of != len(self.tops):
             # Subjects came since the list was made; they never go.

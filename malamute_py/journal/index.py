@@ -142,7 +142,10 @@ class _SparseRuns:
         return total
 
     def restore(self, rows: Sequence[bytes]) -> None:
-        """Go on from stored rows, at least one; the last one may still grow."""
+        """Go on from the stored entries of a segment that is not full; the last one may still grow.
+
+        rows: the entries, each as ENTRY has it; at least one.
+        """
         self.rows = list(rows[:-1])
         self.bases = [base for _, _, _, _, base, *_ in map(ENTRY.unpack, self.rows)]
         self.view = (len(self.rows), ENTRY.unpack(rows[-1]))
@@ -324,7 +327,8 @@ class LiveIndex:
     def add_sparse(self, stream: int, batches: Sequence[Place]) -> int:
         """Note written batches of a stream without header index, as mail; returns their bytes.
 
-        Neither client times nor expiries are looked at: none of its records ever expires.
+        For append() and for recovery. Neither client times nor expiries are looked at: none of its
+        records ever expires.
         """
         runs = self._sparse.get(stream)
         if runs is None:
@@ -398,7 +402,7 @@ class LiveIndex:
         return self._spots.get(stream)
 
     def table(self) -> bytes:
-        """All entries as they are stored."""
+        """Return all entries as an index file has them: to store them, and to check such a file."""
         count, entry = self._view
         data = b"".join(self._chunks)[: count * ENTRY.size]
         if entry is not None:
@@ -432,6 +436,8 @@ class LiveIndex:
 
 
 class _Stored(msgspec.Struct, array_like=True):
+    """The fields of an index file, in their order."""
+
     ring: bytes
     number: int
     last_epoch: int
@@ -527,7 +533,10 @@ class StoredIndex:
 
 
 def read_index(data: bytes, ring: bytes, number: int) -> StoredIndex | None:
-    """The index in a file's bytes; None when it is damaged or another segment's."""
+    """Return the index in a file's bytes; None when it is damaged or another segment's.
+
+    Callers then read the batches of the segment instead.
+    """
     stored = unpack_file(data, _Stored)
     if stored is None or stored.ring != ring or stored.number != number:
         return None

@@ -148,7 +148,7 @@ def stat(directory: str | Path) -> JournalStat:
 
 
 def _stream_facts(scan: Scan) -> dict[int, StreamFacts]:
-    """Return what a scan found of each stream, by its number."""
+    """Return what a scan found of each stream, by its number, for stat()."""
     facts = {}
     for number, state in scan.streams.states.items():
         # Segments with records that are kept: others may hold only some that were removed.
@@ -340,7 +340,10 @@ def all_names(storage: Storage) -> list[str]:
 
 
 def ring_storage(storage: Storage, name: str) -> Storage:
-    """The directory of a ring; an empty one of a ring that is missing."""
+    """Return the directory of a ring; an empty one for a ring that is missing.
+
+    A scan of the empty one tells the segments that the ring's manifest names as missing.
+    """
     if name in ring_names(storage):
         return storage.child(RINGS).child(directory_name(name))
     return MemoryStorage(f"{storage.describe()}/{RINGS}/{directory_name(name)}")
@@ -349,8 +352,9 @@ def ring_storage(storage: Storage, name: str) -> Storage:
 def scan_ring(storage: Storage, name: str, *, trust_indexes: bool) -> Scan:
     """Return a Scan that reads a ring as an opening would, not begun yet.
 
-    storage: the data directory. trust_indexes: whether segments with a good index file are taken
-    from it, and not read. Raises JournalCorrupt: nothing tells the ring's facts; OSError.
+    For stat, verify, dump and repair. storage: the data directory. trust_indexes: whether segments
+    with a good index file are taken from it, and not read. Raises JournalCorrupt: nothing tells the
+    ring's facts; OSError.
     """
     ring = ring_storage(storage, name)
     expected = expected_of(storage, name)

@@ -238,8 +238,8 @@ class KnownBatches:
     def note(self, ring: bytes, stamp: Stamp, data: Any, at: int) -> None:
         """Note a batch that was read whole and found good, if it is large and its rows are plain.
 
-        Its blocks get checksums, so that later searches read some of them. data: bytes, with the
-        batch at `at`.
+        Called where few of its rows were wanted. Its blocks get checksums, so that later searches
+        read some of them. data: bytes, with the batch at `at`.
         """
         if stamp.size < KNOWN_FROM:
             return
@@ -295,13 +295,13 @@ class KnownBatches:
             self._bound()
 
     def _bound(self) -> None:
-        """Forget batches until what is known is within its bound."""
+        """Forget batches until what is known is within its bound. The caller has the lock."""
         while self._bytes > self._bytes_max:
             _, asked_for_longest_ago = self._held.popitem(last=False)
             self._forget(asked_for_longest_ago)
 
     def _forget(self, batch: KnownBatch) -> None:
-        """Take a batch that left the table out of the count of bytes."""
+        """Take a batch that left the table out of the count of bytes. The caller has the lock."""
         batch.held = False
         self._bytes -= batch.weight
 

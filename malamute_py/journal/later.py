@@ -39,7 +39,7 @@ class LaterBatches:
     def search(self, lsn: int, segments: Iterable[Segment]) -> None:
         """Find all good batches after a position, at the first call; further calls do nothing.
 
-        A recovery goes on in the order of the log: what it asks about later lies behind the first
+        A recovery goes on in the order of the log: what it asks about later lies after the first
         position. segments: those that it walks, from the one with the position on.
         """
         if self._searched:

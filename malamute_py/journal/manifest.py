@@ -112,11 +112,11 @@ class Manifest:
     ) -> None:
         """Write durably what there should be, so that a start notices what is missing.
 
-        first, last, end_lsn: the segments, and where the log ends. streams: their offsets, left
-        out if the slot has no room: the snapshots have them. clean: the ring was closed in order,
-        so that all before end_lsn is durable. beyond: offsets that are not given
-        again; None keeps those of the slot before. Raises DiskFull, also where a slot has no room
-        for them; OSError.
+        Called at an opening, at a close, and before a segment is taken up or given up. first, last,
+        end_lsn: the segments, and where the log ends. streams: their offsets, left out if the slot
+        has no room: the snapshots have them. clean: the ring was closed in order, so that all
+        before end_lsn is durable. beyond: offsets that are not given again; None keeps those of the
+        slot before. Raises DiskFull, also where a slot has no room for them; OSError.
         """
         rows = None if streams is None else dict(streams)
         if beyond is None:

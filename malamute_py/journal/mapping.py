@@ -113,7 +113,10 @@ class Mappings:
         return memoryview(part).toreadonly()[position - start :]
 
     def detach(self, segment: Segment) -> bool:
-        """Give parts of a retired segment memory of their own; False: its file must stay."""
+        """Give parts of a retired segment memory of their own; False: its file must stay.
+
+        Called before the file is written over or removed.
+        """
         done = True
         for reference, owner in self._parts.copy().values():
             part = reference() if owner is segment else None

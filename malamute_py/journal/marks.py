@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
 def parse_snapshot(lsn: int, content: Any) -> Snapshot | None:
     """Return the snapshot of the ring's state in a control batch; None: it cannot be understood.
 
-    lsn: position of the batch.
+    For recoveries, copies and readers of the files. lsn: position of the batch.
     """
     try:
         bodies = control_bodies(content)

@@ -166,7 +166,10 @@ def _weighed(
 
 
 def clipped(parts: Iterable[tuple[int, int]], begin: int, end: int) -> tuple[tuple[int, int], ...]:
-    """The parts of parts [from, to) that lie in [begin, end); empty ones are left out."""
+    """Return ranges of offsets [from, to) cut to [begin, end), without those that are empty then.
+
+    For the unbroken ranges of a plan.
+    """
     cut = ((max(first, begin), min(stop, end)) for first, stop in parts)
     return tuple(part for part in cut if part[0] < part[1])
 
@@ -187,7 +190,7 @@ def _is_sound(segment: Segment, index: LiveIndex | StoredIndex, stream: int, now
 def _join(parts: list[tuple[int, int]], rows: Any) -> None:
     """Add the offsets that index entries cover to `parts`, each [from, to) without a hole.
 
-    rows: entries of the next segment, by offset.
+    For the unbroken ranges of a plan. rows: entries of the next segment, by offset.
     """
     if not len(rows):
         return

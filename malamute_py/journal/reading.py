@@ -472,6 +472,7 @@ def _costs_up_to(rare: WantedSpots, first: int, last: int) -> Any:
 def skip_retired(streams: StreamTable, stream: int, reached: int, end: int, gaps: list[Gap]) -> int:
     """Return the offset that a read goes on from: `reached`, or the stream's first one if later.
 
+    Asked as a read begins, and where offsets are missing or a segment was retired under the read.
     Offsets skipped so, up to `end`, become a gap by retention.
     """
     first, _ = streams.bounds(stream)

@@ -153,7 +153,7 @@ class Scan:
     # --- the files ----------------------------------------------------------------
 
     def run(self) -> Scan:
-        """Read everything; returns itself."""
+        """Read the whole ring, for an opening or a tool; returns itself."""
         for _ in self.steps():
             pass
         return self
@@ -221,7 +221,7 @@ class Scan:
             )
 
     def _find_first_number(self) -> int:
-        """Number of the segment with which the ring begins, be it there or not."""
+        """Number of the segment with which the ring begins, be it there or missing."""
         lowest = self._listed[0].number if self._listed else None
         known = self._expected
         if known is None or not known.has(known.first):
@@ -238,7 +238,7 @@ class Scan:
         return not (number == known.last and known.first - 1 in self._present)
 
     def _miss_the_newest(self, number: int) -> None:
-        """Note as damage the segments from a number on that the manifest has, but no file."""
+        """Note as damage the manifest's segments from a number on, after the last file there is."""
         begin = number
         while self._is_missing(number):
             number += 1
@@ -518,7 +518,7 @@ class Scan:
         return closed.end_lsn in (lsn, self._complete_lsn)  # `lsn` may be a segment's end after it
 
     def _any_later(self, lsn: int) -> bool:
-        """Whether a valid batch lies after a position: what is between is damage then, no end."""
+        """Whether a valid batch lies after the place of a missing file, which then is damage."""
         if any(each.lsn >= lsn and each.epoch >= self.epoch for each in self._later.found):
             return True
         return any(s.number in self._indexed and s.base_lsn >= lsn for s in self._listed)
@@ -564,7 +564,7 @@ class Scan:
 
         found, fault: the batch at which the log ends, and why it does not belong to the ring.
         """
-        # What is dropped goes on to the last batch behind, if there are any.
+        # What is dropped goes on to the last batch after it, if there are any.
         later = (each.lsn for each in self._later.found if each.epoch >= self.epoch)
         to_lsn = max((each for each in later if each > lsn), default=0)
         if self._pending:
@@ -627,7 +627,7 @@ class Scan:
                 self.streams.note_floor(number, min(first, self.streams.state(number).next))
 
     def _unread_state(self, segment: Segment) -> SegmentState | None:
-        """Return what reads the state batches of a segment; None: a walk has met them already."""
+        """Read the state batches of a segment that was not walked; None: a walk has met them."""
         if segment.number not in self._unread:
             return None
         data = SegmentBytes(self.storage, self.segment_bytes, []).of(segment)

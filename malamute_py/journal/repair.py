@@ -73,7 +73,7 @@ def rewrite(storage: Storage, segment: Segment, scan: Scan, epoch: int) -> None:
     """Copy what is kept of a segment to a new file and put that in its place.
 
     For a file that was cut off, or whose pages may never reach the disk after a failed sync. The
-    copy has its size whole, zeros behind what is kept.
+    copy has its size whole, with zeros after what is kept.
     """
     size = scan.segment_bytes
     keep = min(max(scan.end_lsn - segment.base_lsn, SEGMENT_HEADER_BYTES), size)

@@ -264,7 +264,8 @@ class Ring:
     def _mark(self, *, clean: bool) -> None:
         """Write the file `closed`, which proves how far the ring was synced.
 
-        Stamps tell that only of what was synced before them. clean: the ring is closed in order.
+        Called at an opening, at a close, and once the ring is at rest. Stamps tell that only of
+        what was synced before them. clean: the ring is closed in order.
         """
         synced = self._synced
         mark = Closed(self.uuid, synced, self._appender.last_epoch, clean)
@@ -420,8 +421,9 @@ class Ring:
     def go_on(self, offsets: Mapping[int, int]) -> None:
         """Have streams of which damage left nothing go on at these offsets, in later starts too.
 
-        A later start may know nothing of the damage; the manifest tells it, of as many streams
-        as it has room for. Raises DiskFull, OSError.
+        Called at a start, by what ring main tells, lest an offset be given twice. A later start may
+        know nothing of the damage; the manifest tells it, of as many streams as it has room for.
+        Raises DiskFull, OSError.
         """
         for stream, offset in offsets.items():
             self._streams.note_next(stream, offset)
@@ -546,7 +548,10 @@ class Ring:
         self._files.forget(number)
 
     def _detach(self, segment: Segment) -> bool:
-        """Give what readers hold of a segment memory of its own; False: its file must stay."""
+        """Give what readers hold of a segment memory of its own; False: its file must stay.
+
+        Called before the file is used again or removed.
+        """
         return self._mappings is None or self._mappings.detach(segment)
 
     def detach(self) -> None:
@@ -607,7 +612,7 @@ def _load(
 
 
 def _with_segment_bytes(settings: RingSettings, segment_bytes: int) -> RingSettings:
-    """Return the settings with the segment size that the ring was made with."""
+    """Return the settings with the segment size of the ring's making, which stays for its life."""
     if settings.segment_bytes == segment_bytes:
         return settings
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}

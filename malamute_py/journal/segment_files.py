@@ -96,7 +96,7 @@ class SegmentFiles:
         return found
 
     def forget(self, number: int) -> None:
-        """Drop what is cached of a retired segment."""
+        """Drop what is cached of a retired segment: its file may become another one's."""
         with self._lock:
             old = self._indexes.pop(number, None)
             if old is not None:
@@ -157,7 +157,7 @@ class SegmentFiles:
         return memoryview(self.read(segment, position, size))
 
     def entries(self, stream: int) -> Iterator[tuple[Segment, Entries]]:
-        """Yield each segment that has batches of a stream, with their entries in its index."""
+        """Yield each segment with batches of a stream, and their entries, for look-ups by time."""
         state = self.streams.states.get(stream)
         if state is None:
             return

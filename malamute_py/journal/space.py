@@ -58,8 +58,8 @@ class _Work(NamedTuple):
 class Space:
     """The segments of one ring.
 
-    `segments` and each segment's attributes are swapped whole. `turn` guards the swaps
-    (short), `preparing` a preparation (long); a thread takes `preparing` before `turn`.
+    `segments` and each segment's attributes are swapped whole. `swapping` guards the swaps
+    (short), `preparing` a preparation (long); a thread takes `preparing` before `swapping`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Space:
         """Segments that append() had to prepare itself."""
         self.preparing = threading.Lock()
         """Held while spares are prepared and segments retired, which takes its time."""
-        self.turn = threading.Lock()
+        self.swapping = threading.Lock()
         """Held for moments: while segments, spares or pins change, or are looked at together."""
         self._ring = ring
         self._epoch = epoch
@@ -256,7 +256,7 @@ class Space:
         Called by append() after it has written into them (loop thread). Returns them.
         """
         begun = []
-        with self.turn:
+        with self.swapping:
             for _ in range(count):
                 segment = self.spares.popleft()
                 segment.live = self.new_index()
@@ -326,7 +326,10 @@ class Space:
         return False
 
     def _write_floors(self) -> None:
-        """Write down the streams' first offsets that limits or removals moved, if any did."""
+        """Write down the streams' first offsets that limits or removals moved, if any did.
+
+        Without them a start would serve again what was given up and is still in the files.
+        """
         states = self._streams.states.copy()
         floors = {number: state.floor for number, state in states.items() if state.floor}
         if floors == self._written_floors or not self.storage.persistent:
@@ -425,7 +428,7 @@ class Space:
         oldest segment, unless a hold, the ring's state, `refuse` or a pin forbids it.
         budget_bytes: how much to zero at most; None: append waits, nothing is zeroed.
         """
-        with self.turn:
+        with self.swapping:
             number = self.next_number + len(self.spares)
         if self._leaving is not None:
             # It was retired before, and an error kept its file from being used.
@@ -596,14 +599,14 @@ class Space:
 
         more: spares that are about to be added.
         """
-        with self.turn:
+        with self.swapping:
             segments = self.segments
             last = self.next_number + len(self.spares) + more - 1
         first = segments[0].number if segments else self.next_number
         self._write_manifest(first if self.missing_from is None else self.missing_from, last)
 
     def _write_header(self, segment: Segment) -> None:
-        """Write and sync the header that makes a file the segment of its number."""
+        """Write and sync the header that makes a file, new or used before, the segment."""
         write_header(
             self.storage,
             segment,
@@ -618,7 +621,7 @@ class Space:
         # First the offsets, then the list, then the mark: a reader that misses the segment,
         # or sees the mark, finds that the stream begins later, and names the gap rightly.
         moved = self._streams.retire(segment.spans.copy().items())
-        with self.turn:
+        with self.swapping:
             assert self.segments[0] is segment
             self.segments = self.segments[1:]
         self.missing_from = None
@@ -637,12 +640,12 @@ class Space:
         The ring grows for it. The oldest pin breaks, with an event, when it costs more than
         pin_bytes_max.
         """
-        with self.turn:
+        with self.swapping:
             self._pins = {**self._pins, name: (stream, offset)}
 
     def unpin(self, name: str) -> None:
         """Give up a pin; nothing happens when there is none."""
-        with self.turn:
+        with self.swapping:
             self._pins = {key: value for key, value in self._pins.items() if key != name}
 
     def pins(self) -> dict[str, tuple[int, int]]:
@@ -650,7 +653,7 @@ class Space:
         return self._pins.copy()
 
     def _pins_on(self, segment: Segment) -> list[str]:
-        """Return the names of the pins that want something of a segment."""
+        """Return the names of the pins that want something of a segment, and so hold it back."""
         held = []
         for name, (stream, offset) in self._pins.items():
             span = segment.spans.get(stream)
@@ -659,8 +662,11 @@ class Space:
         return held
 
     def _break_pin(self, segment: Segment, reason: str) -> None:
-        """Give up one pin that keeps a segment from being used again, with an event."""
-        with self.turn:
+        """Give up one pin that keeps a segment from being used again, with an event.
+
+        Called when the ring may not grow, or cannot, for what the pin holds.
+        """
+        with self.swapping:
             # The one that was set first; the loop may have taken all of them off meanwhile.
             name = next(iter(self._pins_on(segment)), None)
             if name is None:

@@ -232,6 +232,8 @@ def open_regular(path: str | Path, flags: int) -> int:
 
 
 class _OsFile:
+    """A File of the operating system: its descriptor is closed when nothing refers to it."""
+
     __slots__ = ("fd", "name")
 
     def __init__(self, name: str, fd: int) -> None:
@@ -247,7 +249,10 @@ class _OsFile:
 
 
 class _OsLock:
+    """A Lock by flock(), held as long as its descriptors are open."""
+
     def __init__(self, *descriptors: int) -> None:
+        """descriptors: of what is locked; a negative one stands for none."""
         self._descriptors = [fd for fd in descriptors if fd >= 0]
 
     def release(self) -> None:
@@ -496,7 +501,7 @@ class FileStorage:
         )
 
     def _may_hold(self, size: int) -> bool:
-        """Whether the file system has room for so many bytes."""
+        """Whether the file system has room for a new file of so many bytes."""
         facts = os.statvfs(self._directory)
         # Some file systems of user space do not count their blocks.
         return facts.f_blocks == 0 or size <= facts.f_bavail * facts.f_frsize
@@ -529,7 +534,8 @@ class FileStorage:
 def file_system_of(path: Path, mountinfo: str | None = None) -> str:
     """Return the kind of the file system that holds the path ("": it cannot be told).
 
-    mountinfo: text in the form of /proc/self/mountinfo; None reads that file.
+    A network file system is refused by it. mountinfo: text in the form of /proc/self/mountinfo;
+    None reads that file.
     """
     if mountinfo is None:
         try:
@@ -569,6 +575,8 @@ def _sync_path(path: Path) -> None:
 
 
 class _MemoryFile:
+    """A File of a MemoryStorage."""
+
     __slots__ = ("data", "name")
 
     def __init__(self, name: str, size: int) -> None:
@@ -582,6 +590,8 @@ class _MemoryFile:
 
 
 class _MemoryLock:
+    """A Lock of a MemoryStorage: its name is in a set as long as it is held."""
+
     def __init__(self, locks: set[str], name: str) -> None:
         self._locks, self._name = locks, name
 

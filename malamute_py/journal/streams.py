@@ -120,7 +120,10 @@ class StreamTable:
         state.last_epoch = merged[-1].epoch if merged else 0
 
     def note_next(self, number: int, after: int) -> None:
-        """Note that offsets before this one were given, and are not given again."""
+        """Note that offsets before this one were given, and are not given again.
+
+        For a start, where damage hides what a manifest, or ring main, tells of the stream.
+        """
         state = self.state(number)
         state.next = max(state.next, after)
 

@@ -52,7 +52,7 @@ class RingSettings(msgspec.Struct, frozen=True):
     """Sealed segments kept open for reading."""
 
     def check(self) -> RingSettings:
-        """Return itself. Raises ValueError naming the setting that cannot be."""
+        """Return itself, for an opening. Raises ValueError naming the setting that cannot be."""
         if self.segment_bytes % SEGMENT_HEADER_BYTES or self.segment_bytes < 65_536:
             raise ValueError(
                 f"segment_bytes = {self.segment_bytes}: use a multiple of 4096, 65536 or more"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def takes_out(content: Content, rows: Array | None) -> bool:
-    """Whether to copy the delivered rows alone: they are few, and can be cut out."""
+    """Whether to copy the delivered rows without their batch: they are few, and can be cut out."""
     if rows is None or int(np.count_nonzero(rows)) * ROWS_A_TAKEN > len(rows):
         return False
     return extractable(content)
@@ -69,9 +69,9 @@ class MappedBatch(Batch):
         return self.rows is None and self._copy is None and head.body_kind != ARROW
 
     def over(self, data: Array) -> MappedBatch:
-        """Return the batch with a content that is a view of an array.
+        """Return the batch with a content that is a view of an array, for tables (tables.py).
 
-        data: the bytes of its segment. Who makes the array can tell when no view is left of it.
+        data: the bytes of its segment. A weak reference to the array tells when no view is left.
         """
         stamp = self.stamp
         begin = stamp.lsn - self.segment.base_lsn + stamp.stamp_bytes

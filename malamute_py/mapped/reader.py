@@ -216,7 +216,7 @@ def open_reader(path: str | Path) -> LogReader:
 
 
 def _times(client_time: Sequence[datetime | int] | None) -> tuple[int, int] | None:
-    """Return a window of client times in milliseconds."""
+    """Return the window of client times that a caller gave, in milliseconds; None: it gave none."""
     if client_time is None:
         return None
     first, end = client_time

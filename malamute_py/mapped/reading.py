@@ -423,7 +423,8 @@ class Reading:
     def _schemas_with(self, number: int) -> Schemas | None:
         """Return the versions of the stream's schema, read anew where they lack a batch's.
 
-        number: of the version that the batch's rows have. None: the stream is not typed.
+        to_arrow() of the batch needs them. number: of the version that the batch's rows have. None:
+        the stream is not typed.
         """
         known = self._schemas
         if known is None or number not in known.versions:

@@ -98,7 +98,10 @@ class SegmentMap:
         return bytes(self.view[:_HEADER_BYTES]) == self.header
 
     def unreadable(self, begin: int, end: int) -> str:
-        """Have the kernel bring in [begin, end); returns what is wrong with it, or ""."""
+        """Have the kernel bring in [begin, end); returns what is wrong with it, or "".
+
+        Called before these bytes are touched: for a page that cannot be read, a signal would come.
+        """
         if self._ready <= begin and end <= self._ready_end:
             return ""
         if end > self.size:

@@ -88,17 +88,17 @@ class Catalogue:
         return {row.ring for row in self._tables.streams.values()}
 
     def find(self, name: str) -> StreamEntry | None:
-        """The stream of a name."""
+        """The stream of a name; None: there is none."""
         number = self._tables.names.get(name)
         return None if number is None else self.entry(number)
 
     def entry(self, number: int) -> StreamEntry | None:
-        """The stream of a number."""
+        """The stream of a number; None: it was removed."""
         row = self._tables.streams.get(number)
         return None if row is None else _entry(row)
 
     def _load(self) -> None:
-        """Begin with the newest snapshot that can be read."""
+        """Begin (anew) with the newest snapshot that can be read: changes before it were missed."""
         self._tables, self._change_next = Tables(), 0
         for number in reversed(self._segments.numbers()):
             snapshot = first_snapshot(self._segments, number)

@@ -204,7 +204,7 @@ class RingTail:
         self._begin()
 
     def _has_batch(self, number: int) -> bool:
-        """Whether a segment has its first batch."""
+        """Whether a segment has its first batch: the ring went on in it."""
         segment = self._segments.map(number)
         return segment is not None and isinstance(segment.stamp(SEGMENT_HEADER_BYTES), Stamp)
 

@@ -7,7 +7,9 @@ each header merely because there is a `not` in it.
 
 Words: a fact is true or not of a header, a conjunction is facts that must all hold. The index files
 a pattern under conjunctions, of which one holds for each header that the pattern matches; where the
-reverse is not so (the filing is not exact), the pattern's predicate decides.
+reverse is not so (the filing is not exact), the pattern's predicate decides. A kind's methods are
+called for each new pattern: canonical() brings it to one form, filing() or table() give it its
+place in the index, and predicate() makes its test of one header.
 """
 
 from __future__ import annotations
@@ -140,7 +142,10 @@ class CompiledPattern(NamedTuple):
 
 
 def compile_pattern(wire: object) -> CompiledPattern:
-    """Check and compile one pattern; raises PatternError with a code that may be sent."""
+    """Check and compile one pattern; raises PatternError with a code that may be sent.
+
+    For readers that ask about single headers, without an index.
+    """
     canonical = normalise(wire)
     weight = check_weight(canonical)
     # Only regular expressions have a weight, and only they may take long.
@@ -166,15 +171,15 @@ class AllTable:
         self._number = -1
 
     def add(self, number: int, canonical: Canonical) -> None:
-        """Keep the number."""
+        """Keep the number of the pattern, which the index takes up."""
         self._number = number
 
     def discard(self, number: int, canonical: Canonical) -> None:
-        """Forget the number."""
+        """Forget the number: no caller has the pattern any more."""
         self._number = -1
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Find the number in every header."""
+        """Append the number, whatever the header is."""
         if self._number >= 0:
             found.append(self._number)
 
@@ -185,7 +190,7 @@ class AllKind(PatternKind):
     name = "all"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives."""
+        """Check the wire form as validate() of the protocol does for this kind."""
         return check_all(wire)
 
     def predicate(self, canonical: Canonical) -> Predicate:
@@ -203,7 +208,7 @@ class AndKind(PatternKind):
     name = "and"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives."""
+        """Check the wire form as validate() of the protocol does for this kind."""
         return check_many(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
@@ -246,7 +251,7 @@ class OrKind(PatternKind):
     name = "or"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives."""
+        """Check the wire form as validate() of the protocol does for this kind."""
         return check_many(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
@@ -271,7 +276,7 @@ class NotKind(PatternKind):
     name = "not"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives."""
+        """Check the wire form as validate() of the protocol does for this kind."""
         return check_not(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:

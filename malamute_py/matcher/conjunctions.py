@@ -97,7 +97,7 @@ class Conjunctions:
         return code
 
     def discard(self, number: int, facts: frozenset[HeldFact]) -> None:
-        """Take the number out from under these facts."""
+        """Take the number of a pattern that goes out from under these facts."""
         order = self._order.pop((number, facts))
         for fact in facts:
             code = self._codes[fact]

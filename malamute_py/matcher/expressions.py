@@ -245,7 +245,7 @@ class RegexTable:
                 self._place(group.living())
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Run each set over each key."""
+        """Append the numbers of all expressions that are found in a key: of sets, and new ones."""
         if not self._overlay and not self._sets:
             return
         for key in keys:
@@ -311,7 +311,7 @@ class RegexKind(PatternKind):
     name = "regex"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives; RE2 sees the expression only when it is compiled."""
+        """Check the wire form as validate() of the protocol does; RE2 is asked by predicate()."""
         return check_regex(wire)
 
     def predicate(self, canonical: Canonical) -> Predicate:

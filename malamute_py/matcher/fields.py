@@ -1,8 +1,9 @@
 """Field patterns: presence or value of a record's fields, all of them or any.
 
 Field patterns have no table: each asks for facts, and the index's conjunctions find it by its
-rarest fact. Source: appendix A of the Malamute whitepaper, field matching (docs/design.md,
-References).
+rarest fact. For each new pattern canonical() brings it to one form, filing() says under which facts
+the index files it, and predicate() makes its test of one header. Source: appendix A of the Malamute
+whitepaper, field matching (docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class FieldsKind(PatternKind):
     name = "fields"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives."""
+        """Check the wire form as validate() of the protocol does for this kind."""
         return check_fields(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:

@@ -181,7 +181,7 @@ class Index:
         return pattern.number
 
     def discard(self, number: int) -> None:
-        """Undo one add(); raises KeyError if the number is not in use."""
+        """Undo one add(), for a reader or an offer that ends; raises KeyError: not in use."""
         pattern = self._patterns[number]
         if not pattern.added_by_callers:
             raise KeyError(number)

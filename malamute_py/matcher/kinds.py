@@ -99,7 +99,7 @@ class ScanTable:
         self._predicates: dict[int, Predicate] = {}
 
     def add(self, number: int, canonical: Canonical) -> None:
-        """Compile the pattern and keep it."""
+        """Compile a pattern, which the index takes up, and keep it."""
         self._predicates[number] = self._kind.predicate(canonical)
 
     def discard(self, number: int, canonical: Canonical) -> None:
@@ -107,7 +107,7 @@ class ScanTable:
         del self._predicates[number]
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Try each pattern."""
+        """Append the numbers of the patterns that match, found by trying each of them."""
         found.extend(n for n, predicate in self._predicates.items() if predicate(keys, fields))
 
 

@@ -58,7 +58,7 @@ class Memo:
 
     @property
     def generation(self) -> int:
-        """Return how many patterns have come and gone."""
+        """Return how many times patterns came or went: a match in steps sees whether any did."""
         return self._generation
 
     def get(self, keys: Keys, fields: Fields) -> BitMap | None:

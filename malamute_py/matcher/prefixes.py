@@ -1,7 +1,9 @@
 """Prefix patterns, found by trying the leading text of each length in use.
 
 The rule: a look-up costs one dictionary access for each distinct length of prefix that is
-not longer than the key (at most 255), whatever the number of prefixes.
+not longer than the key (at most 255), whatever the number of prefixes. For each new pattern
+canonical() brings it to one form and predicate() makes its test of one header; the table has all of
+an index.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class PrefixTable:
             self._lengths.remove(len(text))
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Try every length in use."""
+        """Append the numbers of all prefixes of the keys, found by every length in use."""
         numbers = self._numbers
         for key in keys:
             for length in self._lengths:  # ascending
@@ -59,7 +61,7 @@ class PrefixKind(PatternKind):
     name = "prefix"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives."""
+        """Check the wire form as validate() of the protocol does for this kind."""
         return check_prefix(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:

@@ -3,8 +3,9 @@
 Owns what topic patterns mean: parts are split at dots, `*` is one part, `#` is one part or
 more, and a last part `*` (that is not the only one) may also be missing, so that `forex.*`
 matches `forex`. The rule: a look-up costs by the subject's parts and by the patterns that
-share its beginning, not by the number of patterns. Source: appendix A of the
-Malamute whitepaper (docs/design.md, References).
+share its beginning, not by the number of patterns. For each new pattern canonical() brings it to
+one form and predicate() makes its test of one header; the table has all of an index. Source:
+appendix A of the Malamute whitepaper (docs/design.md, References).
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class TopicTable:
             node = above
 
     def lookup(self, keys: Keys, fields: Fields, found: list[int]) -> None:
-        """Walk the trie with each key, all alternatives at once."""
+        """Append the numbers of all patterns that match a key, found by one walk of the trie."""
         for key in keys:
             number = self._whole.get(key)
             if number is not None:
@@ -308,7 +309,7 @@ class TopicKind(PatternKind):
     name = "topic"
 
     def check(self, wire: Sequence[Any]) -> Sequence[Any]:
-        """Check the form that SPEC.md gives."""
+        """Check the wire form as validate() of the protocol does for this kind."""
         return check_topic(wire)
 
     def canonical(self, wire: list[Any]) -> Canonical:
@@ -328,7 +329,7 @@ class TopicKind(PatternKind):
         return lambda keys, fields: any(parts_match(pattern, key.split(".")) for key in keys)
 
     def table(self) -> Table:
-        """Return a trie."""
+        """Return the table that finds topics by a trie."""
         return TopicTable()
 
 

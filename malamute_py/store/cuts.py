@@ -5,7 +5,7 @@ such a ring one by one, each with a mark: its number in the mail stream, where i
 as its producer id (broker/streams/arrivals.py). By its mark a start knows that the ring has a batch
 which ring main still calls staged. The rules: such a ring is copied after ring main, and gets no
 batch of a transaction whose commit the copy of ring main lacks; a start from the copy must find the
-mark of each batch that the copy of ring main still calls staged. What lies behind the cut was
+mark of each batch that the copy of ring main still calls staged. What lies after the cut was
 appended after the snapshot was asked for. Source: docs/design.md, Queues and the checkpoint;
 ARCHITECTURE.md, Decisions.
 """
@@ -127,7 +127,7 @@ class Cut:
         """
         with contextlib.suppress(FollowLost):
             for stamp, content in self._follower.read(first, end, self._wanted):
-                tears = self._commit_lacks if stamp.control_kind == DATA else self._forgets
+                tears = self._lacks_commit if stamp.control_kind == DATA else self._forgets
                 if tears(stamp, content) and stamp.lsn >= self._asked:
                     return max(self._asked, self._end)
         return end
@@ -140,7 +140,7 @@ class Cut:
             self._whole = stamp.lsn + stamp.size
         return stamp.control_kind in (DATA, SNAPSHOT)
 
-    def _commit_lacks(self, stamp: Stamp, content: memoryview) -> bool:
+    def _lacks_commit(self, stamp: Stamp, content: memoryview) -> bool:
         """Whether a batch came by a transaction whose commit the copy of ring main lacks."""
         producer = Head._make(HEAD.unpack_from(content)).producer_id
         if producer < MARK:

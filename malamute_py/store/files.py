@@ -35,7 +35,10 @@ def copy_small(source: Path, to: Path) -> None:
 
 
 def copy_allocated(source: Path, to: Path, size: int) -> None:
-    """Copy a file whose space is allocated first: a full disk refuses now, not amid an append."""
+    """Copy a file, for a restore.
+
+    Its space is allocated first: a full disk refuses now, not amid an append.
+    """
     with regular(source) as data, to.open("xb") as copy:
         if size:
             os.posix_fallocate(copy.fileno(), 0, size)
@@ -50,7 +53,7 @@ def sums(content: Path) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def sum_of(path: Path) -> tuple[int, int]:
-    """Return size and CRC32C of a file."""
+    """Return size and CRC32C of a file, by which a snapshot's copy of it is verified."""
     crc = size = 0
     with regular(path) as file:
         while data := file.read(PIECE_BYTES):
@@ -60,7 +63,7 @@ def sum_of(path: Path) -> tuple[int, int]:
 
 
 def sync_all(directory: Path) -> None:
-    """Make the directory and its files durable, and readable for no other user."""
+    """Make a copy durable before it gets its name, and readable for no other user."""
     for path in [directory, *directory.rglob("*")]:
         if path.is_dir():
             path.chmod(DIRECTORY_MODE)

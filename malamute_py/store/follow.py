@@ -82,7 +82,7 @@ _REQUEST = msgspec.msgpack.Decoder(Follow)
 
 
 def write_frame(stream: BinaryIO, message: msgspec.Struct) -> None:
-    """Write one message: its size, then MessagePack. Raises OSError."""
+    """Write one message, a request or an answer: its size, then MessagePack. Raises OSError."""
     data = msgspec.msgpack.encode(message)
     stream.write(_SIZE.pack(len(data)) + data)
     stream.flush()
@@ -153,7 +153,7 @@ class _Input:
         self._ended = False
 
     def going_on(self) -> bool:
-        """Whether the broker is still there."""
+        """Whether the broker is still there; asked amid an advance, too."""
         self._read_some(wait_ms=0)
         return not self._ended
 

@@ -34,8 +34,8 @@ from malamute_py.store.forms import (
 def load(connection: sqlite3.Connection) -> Queues:
     """Load all rows, without bodies, into the maps that a broker works on in memory.
 
-    Raises StoreDamaged: a row cannot be read, or the database is of another version; StoreError:
-    SQLite cannot read it now.
+    For a start, and for checks of a copy. Raises StoreDamaged: a row cannot be read, or the
+    database is of another version; StoreError: SQLite cannot read it now.
     """
     collecting = gc.isenabled()
     # Python's collector would look at each of a million new objects again and again, for nothing.

@@ -118,13 +118,6 @@ class TableMap(MutableMapping[K, V]):
             self.departed.append(key)
         self._count -= 1
 
-    def popitem(self, last: bool = True) -> tuple[K, V]:
-        """Take the newest row away, or the oldest, as an OrderedDict does."""
-        key = next(reversed(list(self)) if last else iter(self), None)
-        if key is None:
-            raise KeyError("popitem(): the table is empty")
-        return key, self.pop(key)
-
     def __len__(self) -> int:
         return cast("int", self._count)
 
@@ -149,7 +142,10 @@ class TableMap(MutableMapping[K, V]):
         return len(self._new) + len(self._changed) + len(self._gone) + len(self._loaded)
 
     def flush(self) -> None:
-        """Write all changes within the transaction that is open, and empty the memory."""
+        """Write all changes within the open transaction, and empty the memory.
+
+        Called at the end of an advance, and during it when many rows are in memory.
+        """
         execute, form = self._connection.executemany, self._form
         values, pack, at = form.values, form.pack, self._at
         # New rows get the places after the last one, in the order in which they came. Deletions

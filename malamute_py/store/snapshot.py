@@ -391,7 +391,7 @@ class _RingCopy:
         return synced
 
     def _ends(self) -> tuple[int, int]:
-        """Return (end of the last batch, position up to which the ring says that it is synced)."""
+        """Return (end of the last whole bundle, position up to which it says that it is synced)."""
         end = synced = epoch = 0
         last: Stamp | None = None
 

@@ -81,15 +81,10 @@ def mail_done(tables: Tables, queues: Queues, change: MailDone) -> None:
             continue
         left = row.left & ~mask_of(rows, row.left)
         if left:
-            queues.messages[place] = _with_left(row, left)
+            row.left = left
+            queues.messages[place] = row
         else:
             del queues.messages[place]
-
-
-def _with_left(row: MessageRow, left: int) -> MessageRow:
-    """Set which messages of a row are left (a bitmap), and return the row."""
-    row.left = left
-    return row
 
 
 def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:

@@ -91,7 +91,7 @@ def _work_taken(tables: Tables, queues: Queues, change: WorkTaken) -> None:
 
 
 def _count(row: RequestRow, mask: int) -> None:
-    """Count one attempt more for the rows of a bitmap.
+    """Count one attempt more for the rows of a bitmap, which are handed out.
 
     `row.attempts` has, for each count, the bitmap of the rows with so many attempts.
     """
@@ -112,7 +112,7 @@ def _count(row: RequestRow, mask: int) -> None:
 
 
 def _uncount(row: RequestRow, mask: int) -> None:
-    """Count one attempt less for these rows, each of which has at least one."""
+    """Count one attempt less for these rows, each of which has one: their hand-out was none."""
     counted: dict[int, int] = {}
     for times, rows in row.attempts.items():
         for number, some in ((times, rows & ~mask), (times - 1, rows & mask)):
@@ -129,7 +129,7 @@ def _undelay(row: RequestRow, mask: int) -> None:
 
 
 def _release(row: RequestRow, mask: int) -> None:
-    """Take these rows out of the hands of their holders."""
+    """Take these rows out of the hands of their holders: they come back, or have left."""
     kept: list[Hold] = []
     for hold in row.holds:
         hold.rows &= ~mask
@@ -140,7 +140,7 @@ def _release(row: RequestRow, mask: int) -> None:
 
 
 def _work_received(tables: Tables, queues: Queues, change: WorkReceived) -> None:
-    """Note that workers have said to have received requests that they hold."""
+    """Note that workers confirmed to have received requests: withdrawn, these keep an attempt."""
     for base, rows in change.rows:
         row = queues.requests.get(base)
         if row is not None:

@@ -48,7 +48,7 @@ def _stream_edited(tables: Tables, queues: Queues, change: StreamEdited) -> None
         return
     settings, kind = change.settings, row.settings.body_kind
     if kind and not settings.body_kind:
-        # The edit was made before the stream's first batch, and comes behind it.
+        # The edit was made before the stream's first batch, and comes after it.
         settings = msgspec.structs.replace(settings, body_kind=kind)
     row.settings = settings
 
