@@ -371,6 +371,7 @@ class LiveIndex:
             place = struct.Struct("<Q")
 
             def get(ordinal: int) -> int:
+                """Read the field out of the chunk that has the entry."""
                 chunk = chunks[ordinal // _CHUNK]
                 value: int = place.unpack_from(chunk, ordinal % _CHUNK * ENTRY.size + at)[0]
                 return value

@@ -154,7 +154,10 @@ class Listing:
             self.indexed.add(segment.number)
 
     def proven_lsn(self) -> int:
-        """Return the LSN before which all was durable, by segment headers and index files."""
+        """Return the LSN before which all was durable, by segment headers and index files.
+
+        What cannot be read before it is damage, and not the end of the log.
+        """
         floor = 0
         for segment in self.segments:
             floor = max(floor, segment.header_lsn)  # synced when the segment was prepared

@@ -55,12 +55,12 @@ class Planner:
 
         For readers that share the work of one read, as Spark's tasks do. Bytes count the index
         entries that may match. records_max, bytes_max: bounds of the read; 0: none. split_bytes:
-        size of a part; 0: there is one. left: pairs of candidates and an offset: of the entries
-        that end by the offset, those count alone that the candidates select, as a reader has taken
-        the others already. matches, rows: as of Reader.read(); given them, of rare rows their own
-        bytes count, and the parts of a long read in which few rows are wanted are larger: their
-        bytes are an estimate by a few batches. now_ms: given it, the plan tells which of its parts
-        are unbroken.
+        size of a part; 0: there is one. left: pairs of candidates and an offset, for a reader that
+        has taken already what the candidates do not select before the offset: of the entries that
+        end by it, only those count that they select. matches, rows: as of Reader.read(); given
+        them, of rare rows their own bytes count, and the parts of a long read in which few rows are
+        wanted are larger: their bytes are an estimate by a few batches. now_ms: given it, the plan
+        tells which of its parts are unbroken.
         """
         state = self._streams.states.get(stream)
         if state is None:

@@ -4,8 +4,8 @@ Owns appending, syncing and the order of everything else. The rule: a bundle is 
 at all, an offset is never given twice, and after a failed sync nothing more is taken. The threads:
 `append`, `begin_with` and the trims belong to the loop thread, `sync` to the sync thread (and to
 the loop where a full ring has to be relieved: a lock keeps them apart), the reads to the reader
-thread, `prepare_step` and `limit` to the housekeeping thread, `hold` to any one of them; facts
-(`end_lsn`, `synced_lsn`, `streams`, `events`) may be asked from any. Source: FORMAT.md;
+thread, `prepare_step` and `limit_bytes` to the housekeeping thread, `hold` to any one of them;
+facts (`end_lsn`, `synced_lsn`, `streams`, `take_events`) may be asked from any. Source: FORMAT.md;
 docs/design.md, Journal.
 """
 
@@ -130,7 +130,7 @@ class Ring:
         self._appender = Appender(
             self._storage, self._space, self._streams, self.epoch, scan, self._fail
         )
-        self._place(scan)
+        self._adopt(scan)
 
     # --- opening and closing ----------------------------------------------------------
 
@@ -190,8 +190,8 @@ class Ring:
         restored = [Unknown(RING_FILE, why)] if why else []
         return ring, _recovery(scan, rewritten, restored)
 
-    def _place(self, scan: Scan) -> None:
-        """Hand a scan's segments, spares, end and foreign files to the parts, as _set_up() does."""
+    def _adopt(self, scan: Scan) -> None:
+        """Give the parts a scan's segments, spares, end and foreign files, as _set_up() ends."""
         space, size = self._space, self._segment_bytes
         space.segments = tuple(scan.segments)
         space.unknown = {unknown.file for unknown in scan.unknown}

@@ -52,7 +52,7 @@ class Searches:
         first, _ = self._streams.bounds(stream)
 
         def first_in(batch: Batch, view: memoryview) -> int:
-            """Return the offset of the batch's first such record that is kept; -1: none."""
+            """Return the batch's first kept offset whose client time is this or later; -1: none."""
             times = content_of(batch, view).client_times
             if times is None:
                 return -1

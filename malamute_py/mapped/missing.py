@@ -16,7 +16,7 @@ from malamute_py.journal.directory import expected_of
 from malamute_py.journal.manifest import Expected
 from malamute_py.journal.storage import FileStorage
 from malamute_py.mapped.segments import Segments
-from malamute_py.mapped.tail import place
+from malamute_py.mapped.tail import locate
 
 _LOOKS_MAX: Final = 4
 """Looks of which one finds the manifest at rest: it is written once in a segment."""
@@ -72,7 +72,7 @@ def _compare(segments: Segments, expected: Expected, end_lsn: int) -> Missing:
     if not segments.is_there(first - 1):
         while _is_missing(segments, expected, first_there):
             first_there += 1
-    end, _ = place(end_lsn, segments.segment_bytes)
+    end, _ = locate(end_lsn, segments.segment_bytes)
     if end_lsn <= first_there * segments.segment_bytes:
         # Nothing was read after those: the log may have ended in them, so they count as newest.
         first_there, end = first, max(first, end)

@@ -112,7 +112,7 @@ class RingTail:
         lsn, bundle, epoch = self._begin_lsn, self._bundle, self._epoch
         nexts: dict[int, int] = {}  # of the bundle that is not whole yet
         while True:
-            number, at = place(lsn, size)
+            number, at = locate(lsn, size)
             lsn = number * size + at
             segment = self._segments.map(number)
             if segment is None:
@@ -167,7 +167,7 @@ class RingTail:
     def _look_around(self) -> bool:
         """Find out why nothing follows; True when there is somewhere else to go on."""
         size = self._segments.segment_bytes
-        number, at = place(self.stopped_lsn, size)
+        number, at = locate(self.stopped_lsn, size)
         mark = self._read_mark()
         if mark.openings != self._mark.openings or self._segments.replaced(number):
             # A recovery may have dropped an end, and have put copies in the place of files.
@@ -233,7 +233,7 @@ class RingTail:
         return read_mark(self._directory, EPOCH_FILE, Epoch) or Epoch(b"", 0, 0)
 
 
-def place(lsn: int, segment_bytes: int) -> tuple[int, int]:
+def locate(lsn: int, segment_bytes: int) -> tuple[int, int]:
     """(number of the segment, position in it) of the batch that begins at or after a position."""
     number, at = divmod(lsn, segment_bytes)
     if segment_bytes - at < STAMP_BYTES:  # no batch has room before the segment's end

@@ -43,7 +43,7 @@ def at_client_time(
     """
 
     def first_in(step: LocatedBatch) -> int:
-        """Return the offset of the batch's first such record that is kept; -1: none."""
+        """Return the batch's first kept offset whose client time is this or later; -1: none."""
         content = step.content()
         late = content.head.client_time_max_ms >= least
         times = content.client_times if late else None

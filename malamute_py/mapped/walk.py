@@ -31,7 +31,7 @@ from malamute_py.journal.layout import StreamRow
 from malamute_py.journal.marks import Snapshot, parse_snapshot
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 from malamute_py.mapped.segments import SegmentMap, Segments
-from malamute_py.mapped.tail import place, resume
+from malamute_py.mapped.tail import locate, resume
 
 END: Final = 1 << 63
 """Beyond every offset and position."""
@@ -124,7 +124,7 @@ class Walk:
         size = self._segments.segment_bytes
         while self.lsn < bound_lsn:
             # No batch crosses the end of a segment: the next one may begin in the one after.
-            number, at = place(self.lsn, size)
+            number, at = locate(self.lsn, size)
             self.lsn = number * size + at
             segment = self._segments.map(number)
             if segment is None:

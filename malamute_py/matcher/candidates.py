@@ -87,7 +87,7 @@ class ByKey:
         self.everything = index.everything
 
     def subjects(self) -> Iterator[tuple[str, BitMap]]:
-        """Yield (key, entries that hold a record with it), a key perhaps often. See HeaderIndex."""
+        """Yield (key, entries that hold a record with it); a key may come more than once."""
         for keys, bitmap in self._index.subjects():
             for key in keys:
                 yield key, bitmap

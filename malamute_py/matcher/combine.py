@@ -39,7 +39,7 @@ NONE: Canonical = ("not", ALL)
 
 
 def _sorted(children: set[Canonical]) -> tuple[Canonical, ...]:
-    """Return parts in an order that is alike for alike sets."""
+    """Return the parts in one order, so that patterns of the same parts become equal."""
     # By repr, as patterns of different shape do not compare.
     return tuple(sorted(children, key=repr))
 

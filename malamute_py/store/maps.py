@@ -94,6 +94,7 @@ class TableMap(MutableMapping[K, V]):
         return row
 
     def __setitem__(self, key: K, row: V) -> None:
+        """Put a row, which the next flush writes."""
         # A key that was deleted is new again: its row becomes the last one, as in a dictionary.
         if key in self._new:
             self._new[key] = row
@@ -107,6 +108,7 @@ class TableMap(MutableMapping[K, V]):
             self._changed[key] = row
 
     def __delitem__(self, key: K) -> None:
+        """Take a row away; one that was flushed before is deleted by the next flush."""
         if key in self._new:
             del self._new[key]  # it never touches the table
         else:
@@ -122,6 +124,7 @@ class TableMap(MutableMapping[K, V]):
         return cast("int", self._count)
 
     def __iter__(self) -> Iterator[K]:
+        """Yield all keys, the oldest first: those in the table, then those of new rows."""
         # Deleted rows are in the table until the next flush. A caller that takes the first row
         # again and again must not pass over all of them each time: leading ones are skipped.
         leading = True

@@ -36,12 +36,12 @@ _OfGroup: TypeAlias = GroupDone | GroupEdited | GroupHeld | GroupReturned | Grou
 
 def _cursor_set(tables: Tables, queues: Queues, change: CursorSet) -> None:
     """Create or move a cursor; without settings in the change, it keeps those that it has."""
-    place = change.stream, change.name
-    known = queues.cursors.get(place)
+    key = change.stream, change.name
+    known = queues.cursors.get(key)
     settings = change.settings
     if settings is None:
         settings = CursorSettings() if known is None else known.settings
-    queues.cursors[place] = CursorRow(
+    queues.cursors[key] = CursorRow(
         change.stream, change.name, change.next, settings, change.at_ms, change.by, change.epoch
     )  # fmt: skip
 
@@ -55,9 +55,9 @@ def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
 
     The member that has the place of an exclusive group keeps it.
     """
-    place = change.stream, change.name
-    known = queues.groups.get(place)
-    queues.groups[place] = GroupRow(
+    key = change.stream, change.name
+    known = queues.groups.get(key)
+    queues.groups[key] = GroupRow(
         change.stream, change.name, change.kind, change.pattern, change.next, [],
         change.at_ms, change.by, change.epoch, change.durable, change.settings, change.tries,
         None if known is None else known.holder,
@@ -66,10 +66,10 @@ def _group_set(tables: Tables, queues: Queues, change: GroupSet) -> None:
 
 def _row(queues: Queues, change: _OfGroup) -> GroupRow | None:
     """Return the row of a change's group as one that has changed; None: the group is gone."""
-    place = change.stream, change.name
-    row = queues.groups.get(place)
+    key = change.stream, change.name
+    row = queues.groups.get(key)
     if row is not None:
-        queues.groups[place] = row  # The checkpoint's map writes rows that were set.
+        queues.groups[key] = row  # The checkpoint's map writes rows that were set.
     return row
 
 

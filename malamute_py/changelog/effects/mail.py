@@ -75,23 +75,23 @@ def mail_done(tables: Tables, queues: Queues, change: MailDone) -> None:
     Also called for dead letters of a group that are tried again.
     """
     for base, rows in change.rows:
-        place = change.mailbox, base
-        row = queues.messages.get(place)
+        key = change.mailbox, base
+        row = queues.messages.get(key)
         if row is None:
             continue
         left = row.left & ~mask_of(rows, row.left)
         if left:
             row.left = left
-            queues.messages[place] = row
+            queues.messages[key] = row
         else:
-            del queues.messages[place]
+            del queues.messages[key]
 
 
 def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
     """Note one attempt more of messages, and when they are delivered again."""
     for base, rows in change.rows:
-        place = change.mailbox, base
-        row = queues.messages.get(place)
+        key = change.mailbox, base
+        row = queues.messages.get(key)
         if row is None:
             continue
         mask = mask_of(rows, row.left)
@@ -105,7 +105,7 @@ def _mail_again(tables: Tables, queues: Queues, change: MailAgain) -> None:
             rare = row.rare = Rare() if row.rare is None else row.rare
             rare.again = _renumbered(rare.again, mask, lambda at_ms: change.not_before_ms)
             rare.tries = _renumbered(rare.tries, mask, lambda times: times + 1)
-        queues.messages[place] = row
+        queues.messages[key] = row
 
 
 def _renumbered(
@@ -113,7 +113,8 @@ def _renumbered(
 ) -> list[tuple[int, bytes]]:
     """Return `kept` with other numbers for the rows of `mask`: `to` makes each from the old one.
 
-    kept: (number, the rows that have it, as bits). Rows without an entry have number 0. mask: rows,
+    For times and attempts of messages that came back apart from the others of their put. kept:
+    (number, the rows that have it, as bits). Rows without an entry have number 0. mask: rows,
     as bits.
     """
     found: dict[int, int] = {}

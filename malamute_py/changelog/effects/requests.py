@@ -218,8 +218,8 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
         request, mask = left
         if not mask:
             continue
-        put, place = request.put, (change.mailbox, base)
-        row = queues.messages.get(place)
+        put, key = request.put, (change.mailbox, base)
+        row = queues.messages.get(key)
         if row is None:
             row = MessageRow(
                 base, put.count, put.size, put.sender, change.at_ms, left=0, rare=Rare(request=put)
@@ -238,7 +238,7 @@ def _request_dead(tables: Tables, queues: Queues, change: RequestDead) -> None:
                 if (rest := int.from_bytes(rows, "little") & ~mask)
             ]
         rare.why.append((rows_of(mask), change.why))
-        queues.messages[place] = row
+        queues.messages[key] = row
 
 
 def _set_apart(row: MessageRow, rare: Rare) -> None:
@@ -278,8 +278,8 @@ def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> 
     They have no deadline any more: one that has passed would end them at once.
     """
     for base, rows in change.rows:
-        place = change.mailbox, base
-        message = queues.messages.get(place)
+        key = change.mailbox, base
+        message = queues.messages.get(key)
         if message is None or message.rare is None or message.rare.request is None:
             continue  # It is gone, or was never a request.
         mask = mask_of(rows, message.left)
@@ -287,9 +287,9 @@ def _request_revived(tables: Tables, queues: Queues, change: RequestRevived) -> 
             continue
         message.left &= ~mask
         if message.left:
-            queues.messages[place] = message
+            queues.messages[key] = message
         else:
-            del queues.messages[place]
+            del queues.messages[key]
         row = queues.requests.get(base)
         if row is None:  # No other request of the batch is left in the service.
             put = msgspec.structs.replace(
