@@ -115,6 +115,7 @@ def test_an_error_in_an_acknowledgement_that_was_put_off_is_its_own() -> None:
     assert not post.peers[3].closed
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("frames", [0, 1])
 def test_an_error_while_a_command_is_handled_ends_its_link_and_no_other(
     monkeypatch: pytest.MonkeyPatch, frames: int

@@ -234,6 +234,7 @@ def test_the_least_of_many_pins_is_found_without_looking_at_all_of_them() -> Non
         assert stream.pinned == min(pins.values(), default=NEVER)
 
 
+@pytest.mark.moderate
 def test_pins_are_looked_at_some_at_a_time_and_all_in_each_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -273,6 +274,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Member]:
     return looks
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", ["shared", "keyed"])
 def test_a_record_for_a_group_is_not_shown_to_all_its_members(
     kind: str, monkeypatch: pytest.MonkeyPatch

@@ -384,6 +384,7 @@ def test_a_rate_lets_a_second_through_at_once_and_says_when_more_may_come() -> N
     assert box.broker.counters["quota_rate"] == 3
 
 
+@pytest.mark.moderate
 def test_a_rate_of_bytes_holds_over_time_whatever_the_batches() -> None:
     box = post(Quota(publish_bytes_s=100_000))
     taken = tracker = 0
@@ -489,6 +490,7 @@ def test_a_quota_that_was_reached_is_said_again_once_it_was_eased() -> None:
     assert said() == 2
 
 
+@pytest.mark.moderate
 def test_owners_who_hold_nothing_are_forgotten() -> None:
     box = Post()
     quotas: Quotas = box.broker._shard.quotas

@@ -153,6 +153,7 @@ def found(content: bytes, what: BaseException) -> None:
     print(json.dumps({"name": "", "why": repr(what), "contents": [content.hex()]}))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(3, SEEDS))
 def test_random_hostile_contents_end_nobody_but_their_sender(seed: int) -> None:
     """No boundary is needed either, or the fake shell would raise: what is let in is handled."""

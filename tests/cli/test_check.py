@@ -196,6 +196,7 @@ def test_the_figure_of_a_threshold_for_all_is_the_worst() -> None:
     assert [(each.label, each.value) for each in data] == [("lag", 499.0)]
 
 
+@pytest.mark.moderate
 def test_the_line_and_the_exit_code_are_those_of_a_monitoring_plugin(
     monkeypatch: pytest.MonkeyPatch, m: Run, alone: EmbeddedBroker
 ) -> None:
@@ -264,6 +265,7 @@ def test_no_broker_is_critical_and_a_wrong_threshold_unknown(
     assert told.out.startswith("MALAMUTE CRITICAL - no broker answers at tcp://127.0.0.1:9")
 
 
+@pytest.mark.moderate
 def test_a_line_with_many_findings_names_the_worst_and_counts_the_others(
     monkeypatch: pytest.MonkeyPatch, m: Run, alone: EmbeddedBroker
 ) -> None:

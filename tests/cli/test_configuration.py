@@ -191,6 +191,7 @@ def test_a_good_configuration_is_said_to_be_good() -> None:
     assert run_cli("config", "check", str(EXAMPLE), "--json").ok().json["good"] is True
 
 
+@pytest.mark.moderate
 def test_a_namespace_without_users_is_a_warning(tmp_path: Path) -> None:
     file = tmp_path / "malamute.toml"
     file.write_text(
@@ -207,6 +208,7 @@ def test_a_namespace_without_users_is_a_warning(tmp_path: Path) -> None:
     assert told["warnings"][0] == {"place": f"{file}:4", "key": "namespaces.acmee", "why": why}
 
 
+@pytest.mark.moderate
 def test_a_pattern_that_fits_no_name_is_a_warning(tmp_path: Path) -> None:
     file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
     password = hash_password("a")
@@ -311,6 +313,7 @@ def test_an_empty_users_file_is_refused_and_one_without_users_is_warned_of(
     assert good == f"{file} is good"
 
 
+@pytest.mark.moderate
 def test_files_that_a_configuration_names_may_be_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -421,6 +424,7 @@ def test_each_value_is_shown_with_its_origin(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_a_running_broker_tells_what_is_in_force_and_what_a_reload_left(tmp_path: Path) -> None:
     file = tmp_path / "malamute.toml"
     text = 'listen = ["tcp://127.0.0.1:0"]\ndata_directory = ""\n[streams]\nstreams_max = 5\n'
@@ -451,6 +455,7 @@ def test_a_running_broker_tells_what_is_in_force_and_what_a_reload_left(tmp_path
         assert "give no FILE" in refused.err
 
 
+@pytest.mark.moderate
 def test_hashes_of_passwords_are_not_shown(tmp_path: Path) -> None:
     file = tmp_path / "malamute.toml"
     secret = hash_password("secret")

@@ -28,6 +28,7 @@ def stands(m: Run, stream: str, cursor: str) -> int:
     return at
 
 
+@pytest.mark.moderate
 def test_a_reader_goes_on_where_its_cursor_stands(m: Run, five: str) -> None:
     assert m("sub", five, "--cursor", "c", "-n", "2").ok().lines == ["0", "1"]
     assert stands(m, five, "c") == 2
@@ -63,6 +64,7 @@ def test_a_cursor_that_waits_for_records_is_moved_meanwhile(
         records.close()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("how", ["cursor", "group"])
 def test_what_a_closed_pipe_did_not_take_is_not_passed_over(
     m: Run, stream: str, how: str, monkeypatch: pytest.MonkeyPatch
@@ -102,6 +104,7 @@ def test_a_cursor_that_another_client_moved_ends_the_reader(
         records.close()
 
 
+@pytest.mark.moderate
 def test_cursors_are_moved_forward_and_reset_anywhere(m: Run, five: str) -> None:
     m("cursor", "move", five, "c", "3").ok()
     told = m("cursor", "move", five, "c", "1")
@@ -125,6 +128,7 @@ def test_cursors_are_moved_forward_and_reset_anywhere(m: Run, five: str) -> None
     assert m("cursor", "reset", five, "c", "somewhere").code == 2
 
 
+@pytest.mark.moderate
 def test_cursors_are_listed_edited_and_removed(m: Run, five: str) -> None:
     m("cursor", "edit", five, "c", "--create", "--start", "latest", "--description", "d").ok()
     m("cursor", "move", five, "d", "1").ok()
@@ -180,6 +184,7 @@ def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, fiv
     assert m("group", "ls", five).ok().lines == []
 
 
+@pytest.mark.moderate
 def test_a_requeue_tells_of_the_dead_letters_that_stay(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:
@@ -196,6 +201,7 @@ def test_a_requeue_tells_of_the_dead_letters_that_stay(
     assert m("group", "info", five, "g", "--json").ok().json["dead"] == 1
 
 
+@pytest.mark.moderate
 def test_a_requeue_of_dead_letters_whose_records_are_gone_fails_and_says_so(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:

@@ -44,6 +44,7 @@ def actions(rows: list[list[str]]) -> list[list[str]]:
     return [row[:3] for row in rows]
 
 
+@pytest.mark.moderate
 def test_definitions_are_made_elsewhere_and_the_second_time_nothing_differs(
     m: Run, there: EmbeddedBroker, empty: EmbeddedBroker
 ) -> None:
@@ -117,6 +118,7 @@ REFUSED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("asked", REFUSED, ids=str)
 def test_a_dry_run_names_what_the_import_is_refused(
     m: Run, there: EmbeddedBroker, asked: dict[str, Any]
@@ -204,6 +206,7 @@ def test_an_export_may_be_of_a_part_by_its_prefix(m: Run, there: EmbeddedBroker)
     assert list(told["cursors"]) == list(told["groups"]) == ["trades"]
 
 
+@pytest.mark.moderate
 def test_a_typed_stream_keeps_its_newest_schema(
     m: Run, there: EmbeddedBroker, empty: EmbeddedBroker
 ) -> None:
@@ -220,6 +223,7 @@ def test_a_typed_stream_keeps_its_newest_schema(
     assert m("import", "-", stdin=told, env=at(empty)).ok().out == ""
 
 
+@pytest.mark.moderate
 def test_an_export_in_toml_is_imported_as_one_in_json(
     m: Run, there: EmbeddedBroker, empty: EmbeddedBroker
 ) -> None:
@@ -296,6 +300,7 @@ def test_users_go_with_the_definitions_from_one_file_into_another(
     assert "ann" not in again.out, "nothing differs"
 
 
+@pytest.mark.moderate
 def test_what_is_denied_and_not_named_by_the_file_stays_denied(
     m: Run, empty: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

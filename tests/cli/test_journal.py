@@ -48,6 +48,7 @@ def damaged(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.moderate
 def test_stat_tells_no_times_of_a_stream_without_records(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     with EmbeddedBroker(directory, **SMALL) as broker, broker.connect_sync() as client:  # type: ignore[arg-type]
@@ -68,6 +69,7 @@ def test_stat_tells_no_times_of_a_stream_without_records(tmp_path: Path) -> None
     assert all(found["kept"])
 
 
+@pytest.mark.moderate
 def test_stat_tells_rings_and_streams(whole: Path) -> None:
     rows = run_cli("journal", "stat", str(whole)).ok().rows
     assert ["ring", "main"] in [row[:2] for row in rows]
@@ -86,6 +88,7 @@ def test_a_whole_journal_is_verified(whole: Path) -> None:
     assert run_cli("journal", "verify", str(whole), "--ring", "nope").code == 1
 
 
+@pytest.mark.moderate
 def test_damage_is_found_named_and_code_1(damaged: Path) -> None:
     told = run_cli("journal", "verify", str(damaged))
     assert told.code == 1
@@ -93,6 +96,7 @@ def test_damage_is_found_named_and_code_1(damaged: Path) -> None:
     assert "journal dump" in told.err
 
 
+@pytest.mark.moderate
 def test_a_dump_steps_over_damage_and_says_so(damaged: Path) -> None:
     told = run_cli("journal", "dump", str(damaged), "--stream", "orders", "--bodies-only")
     assert told.code == 1
@@ -100,6 +104,7 @@ def test_a_dump_steps_over_damage_and_says_so(damaged: Path) -> None:
     assert "bytes skipped" in told.err
 
 
+@pytest.mark.moderate
 def test_a_subscriber_is_told_of_the_gap_and_goes_on(damaged: Path) -> None:
     with EmbeddedBroker(damaged, tcp=True, **SMALL) as broker:  # type: ignore[arg-type]
         args = ("sub", "orders", "--until-tail", "--endpoint", broker.tcp_endpoint)
@@ -110,6 +115,7 @@ def test_a_subscriber_is_told_of_the_gap_and_goes_on(damaged: Path) -> None:
         assert (strict.code, strict.lines) == (1, ["orders-0", "orders-1", "orders-2"])
 
 
+@pytest.mark.moderate
 def test_a_dump_is_json_lines_that_pub_takes(whole: Path) -> None:
     records = run_cli("journal", "dump", str(whole)).ok()
     assert len(records.lines) == 40
@@ -121,6 +127,7 @@ def test_a_dump_is_json_lines_that_pub_takes(whole: Path) -> None:
         assert len(read.lines) == 40
 
 
+@pytest.mark.moderate
 def test_a_dump_can_be_cut_to_a_range(whole: Path) -> None:
     args = ("journal", "dump", str(whole), "--stream", "other", "--bodies-only")
     assert run_cli(*args, "--from", "5", "--to", "7").ok().lines == ["other-5", "other-6"]
@@ -145,6 +152,7 @@ def test_files_are_not_changed_by_looking(whole: Path) -> None:
     assert list(files()) == before
 
 
+@pytest.mark.moderate
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     with EmbeddedBroker(tmp_path / "data", **SMALL):  # type: ignore[arg-type]
         for command in ("stat", "verify", "dump"):
@@ -160,6 +168,7 @@ def test_what_is_no_journal_is_said(tmp_path: Path) -> None:
     assert run_cli("journal", "dump", str(tmp_path)).code == 1
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("fate", "kind"), [("missing", "missing"), ("empty", "damaged"), ("FIFO", "damaged")]
 )
@@ -180,6 +189,7 @@ def test_lost_tables_are_named(tmp_path: Path, fate: str, kind: str) -> None:
     assert "makes it anew" in row[2]
 
 
+@pytest.mark.moderate
 def test_a_missing_segment_ends_dump_and_verify_with_a_code(tmp_path: Path) -> None:
     fill(tmp_path / "data")
     (tmp_path / "data" / "rings" / "main" / "000000000000.seg").unlink()
@@ -218,6 +228,7 @@ def test_records_are_read_beside_a_running_broker(tmp_path: Path) -> None:
         assert "malamute journal read" in run_cli("journal", "stat", str(directory)).err
 
 
+@pytest.mark.moderate
 def test_reading_the_files_tells_of_damage_by_its_exit_code(damaged: Path, tmp_path: Path) -> None:
     told = run_cli("journal", "read", str(damaged), "orders")
     assert told.code == 1

@@ -19,6 +19,7 @@ def keys(m: Run, stream: str) -> str:
     return stream
 
 
+@pytest.mark.moderate
 def test_a_key_is_put_got_updated_and_deleted(m: Run, keys: str) -> None:
     put = m("kv", "put", keys, "colour", "red", "--json").ok().json
     assert put == {"key": "colour", "revision": 1}

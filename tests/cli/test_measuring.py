@@ -40,6 +40,7 @@ def test_what_was_not_measured_is_left_out() -> None:
     assert "per_second" not in measure.facts()
 
 
+@pytest.mark.moderate
 def test_round_trips_are_measured_by_kind_and_leave_nothing(m: Run, broker: EmbeddedBroker) -> None:
     told = m("rtt", "--count", "3", "--json").ok().json
     assert [(each["what"], each["count"]) for each in told["measured"]] == [
@@ -86,6 +87,7 @@ def test_what_may_not_be_removed_is_made_for_a_measurement_only_when_told(
         assert there() == left
 
 
+@pytest.mark.moderate
 def test_a_trip_that_the_broker_refuses_is_named_as_not_measured(
     monkeypatch: pytest.MonkeyPatch, m: Run
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_bench_whose_link_cannot_be_had_ends_with_3(
     assert "no broker answers" in ended.err
 
 
+@pytest.mark.moderate
 def test_a_bench_that_fails_leaves_nothing_either(m: Run, broker: EmbeddedBroker) -> None:
     ended = m("bench", "pub", "--batch", "1", "--count", "2", "--size", "100MiB")
     assert ended.code != 0

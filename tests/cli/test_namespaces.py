@@ -41,6 +41,7 @@ def run(m: Run, tenants: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> Run
     return m
 
 
+@pytest.mark.moderate
 def test_namespaces_are_listed_with_what_they_hold(run: Run) -> None:
     assert run("namespace", "ls").ok().rows == [
         ["acme", "acme.", "acme.*", "streams 1 of 4"],

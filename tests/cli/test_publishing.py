@@ -182,6 +182,7 @@ def test_start_points_and_counts(m: Run, stream: str) -> None:
     assert m("sub", stream, "--start", "1", "--until-tail", "--durable").ok().lines == list("123")
 
 
+@pytest.mark.moderate
 def test_a_start_names_a_record_by_id_offset_or_time_and_may_leave_it_out(
     m: Run, stream: str
 ) -> None:

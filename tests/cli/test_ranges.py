@@ -42,6 +42,7 @@ def kept(m: Run, stream: str) -> list[Any]:
     return [{k: v for k, v in each.items() if k not in ("offset", "time", "id")} for each in found]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_what_was_exported_is_imported_with_all_that_a_copy_keeps_and_once(
     m: Run, filled: str, form: str, tmp_path: Path
@@ -93,6 +94,7 @@ def test_records_with_much_beside_their_bodies_are_imported_once(
     assert m("stream", "import", to, file, "--json").ok().json["known"] == 400
 
 
+@pytest.mark.moderate
 def test_a_broker_with_low_limits_is_imported_into(
     m: Run, stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_a_snapshot_of_a_running_broker_is_taken_verified_and_restored(tmp_path:
     run_cli("journal", "verify", str(new)).ok()
 
 
+@pytest.mark.moderate
 def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
     data, snap = tmp_path / "data", tmp_path / "snap"
     with EmbeddedBroker(data, **SMALL):  # type: ignore[arg-type]
@@ -52,6 +53,7 @@ def test_a_directory_that_is_not_there_is_named_with_the_option_that_names_anoth
     )
 
 
+@pytest.mark.moderate
 def test_a_damaged_snapshot_is_told(tmp_path: Path) -> None:
     data, snap = tmp_path / "data", tmp_path / "snap"
     with EmbeddedBroker(data, **SMALL):  # type: ignore[arg-type]

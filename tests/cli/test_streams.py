@@ -11,6 +11,7 @@ from malamute_py.cli import output
 from tests.cli.running import Run, as_user, broker_of
 
 
+@pytest.mark.moderate
 def test_a_stream_is_made_shown_edited_and_removed(m: Run, stream: str) -> None:
     m("stream", "create", stream, "--max-age", "7d", "--max-bytes", "1GiB",
       "--description", "all of it", "--set", "level=stored").ok()  # fmt: skip
@@ -47,6 +48,7 @@ def test_the_list_is_lines_of_columns(m: Run, stream: str) -> None:
     assert m("stream", "ls", "nothing-begins-so").ok().out == ""
 
 
+@pytest.mark.moderate
 def test_removing_asks_and_without_a_person_refuses(m: Run, stream: str) -> None:
     m("pub", stream, "x").ok()
     told = m("stream", "rm", stream, stdin="")
@@ -85,6 +87,7 @@ def test_purging_removes_records_by_subject_and_asks_first(m: Run, stream: str) 
     assert (refused.code, "no pattern on fields" in refused.err) == (2, True)
 
 
+@pytest.mark.moderate
 def test_peeking_consumes_nothing_and_shows_the_newest(m: Run, stream: str) -> None:
     m("pub", stream, stdin="".join(f"{i}\n" for i in range(100))).ok()
     m("pub", stream, "rare", "-s", "rare").ok()
@@ -191,6 +194,7 @@ def test_a_stream_takes_the_schema_of_a_file_and_shows_its_columns(
     assert "neither" in m("stream", "edit", stream, "--schema", str(tmp_path / "words")).err
 
 
+@pytest.mark.moderate
 def test_an_edit_may_set_all_settings(m: Run, stream: str) -> None:
     m("stream", "create", stream, "--max-age", "1d", "--description", "old").ok()
     m("stream", "edit", stream, "--max-bytes", "1MiB", "--replace").ok()

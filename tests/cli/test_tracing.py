@@ -52,6 +52,7 @@ def test_a_published_record_continues_the_trace_of_the_environment_and_leads_to_
     assert received["kind"] == "SpanKind.CONSUMER"
 
 
+@pytest.mark.moderate
 def test_a_request_its_run_and_what_the_run_publishes_are_one_trace(m: Run, stream: str) -> None:
     told = m("request", stream, "x", "--reply-to", f"{stream}.answers", "--tracing")
     [asked] = spans(told)

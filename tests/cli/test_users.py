@@ -166,6 +166,7 @@ def test_all_users_have_what_is_granted_to_the_star(plain: Run) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_comments_and_order_of_the_file_stay(plain: Run) -> None:
     path = Path("users.toml")
     mine = "# The people of the office.\n"
@@ -182,6 +183,7 @@ def test_comments_and_order_of_the_file_stay(plain: Run) -> None:
     assert read().quotas.identities == {}
 
 
+@pytest.mark.moderate
 def test_a_file_whose_last_user_was_removed_is_not_empty(plain: Run) -> None:
     """A broker did not start with it: it looked as if it was cut short."""
     path = Path("users.toml")
@@ -224,6 +226,7 @@ def failed(outcome: Outcome, code: int, says: str) -> None:
     assert (outcome.code, says in outcome.err) == (code, True), outcome.err
 
 
+@pytest.mark.moderate
 def test_what_cannot_be_done_is_said_and_nothing_is_written(plain: Run) -> None:
     before = Path("users.toml").read_text()
     failed(plain("user", "add", "ann", stdin="x\n"), 1, "exists")

@@ -206,6 +206,7 @@ def test_numbers_of_links_are_completed(
         until(lambda: there <= {*_completed(monkeypatch, capfd, "malamute client kick ")})
 
 
+@pytest.mark.moderate
 def test_names_are_completed_for_a_user_whose_password_is_in_a_variable(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -275,6 +276,7 @@ def test_a_table_never_cuts_a_figure_however_narrow_the_terminal(
     assert ("not shown for want of room: Oldest" in shown) == (width < 200)
 
 
+@pytest.mark.moderate
 def test_help_loads_nothing_heavy() -> None:
     program = (
         "import sys\nfrom malamute_py.cli import main\n"

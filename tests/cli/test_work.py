@@ -428,6 +428,7 @@ def test_who_has_what_in_hand_is_shown(m: Run, broker: EmbeddedBroker, service: 
         assert [row[1] for row in rows if row[0] == "worker"] == [holder["holder"]]
 
 
+@pytest.mark.moderate
 def test_dead_letters_go_back_into_the_queue(m: Run, service: str) -> None:
     queued(m, service, "x", "y", "z")
     m("work", service, "-n", "3", "--", *python("raise SystemExit(1)")).ok()

@@ -216,6 +216,7 @@ async def test_a_broker_reads_its_configuration_anew(shell: Any) -> None:
     assert await shell.do("reload_config") == []
 
 
+@pytest.mark.moderate
 async def test_records_are_purged_by_subject_until_now_and_within_a_step(shell: Any) -> None:
     for subject in ("bob", "ann", "bob", "eve"):
         await shell.do("publish", "log", b"x", subject=subject)

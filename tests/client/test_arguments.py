@@ -215,6 +215,7 @@ async def done(shell: Any, verb: str, arguments: tuple[Any, ...], options: Any) 
     return await shell.do(verb, *arguments, **options)
 
 
+@pytest.mark.moderate
 async def test_each_wrong_argument_is_named_and_every_other_call_goes_on(shell: Any) -> None:
     session = shell.client._session
     for named, verb, arguments, options in CALLS:

@@ -40,6 +40,7 @@ def rows(found: list[Content]) -> list[tuple[str, bytes]]:
     return listed
 
 
+@pytest.mark.moderate
 async def test_a_table_of_tiny_chunks_is_published_in_few_batches(shell: Any) -> None:
     bodies = [b"%04d" % number for number in range(2_000)]
     keys = [f"k{number % 300}" for number in range(2_000)]

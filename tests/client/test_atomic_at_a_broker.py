@@ -86,6 +86,7 @@ async def test_an_empty_step_is_nothing(shell: Any) -> None:
     assert await committed(shell, shell.client.atomic()) is None
 
 
+@pytest.mark.moderate
 async def test_a_step_with_a_key_is_taken_once_by_whichever_client_of_its_identity(
     shell: Any, broker: EmbeddedBroker
 ) -> None:

@@ -31,6 +31,7 @@ def packed(head: Any) -> tuple[bool, int]:
     return head.body_kind == LIST, head.codec
 
 
+@pytest.mark.moderate
 async def test_records_published_singly_and_in_bulk_have_lists_and_codecs(shell: Any) -> None:
     await shell.do("publish", "lists", PARTS, codec="gzip")
     await shell.do("publish", "lists", ("text", b"bytes"))
@@ -71,6 +72,7 @@ async def test_a_request_and_its_reply_have_lists_and_codecs(
             await running
 
 
+@pytest.mark.moderate
 async def test_a_handler_returns_what_a_reply_may_be(shell: Any, broker: EmbeddedBroker) -> None:
     replies: dict[bytes, Any] = {b"list": PARTS, b"tuple": ("text", b"x"), b"other": {"a": 1}}
 

@@ -76,6 +76,7 @@ async def test_a_subscription_starts_where_a_cursor_stands(shell: Any) -> None:
     assert caught.value.code == "unknown_cursor"
 
 
+@pytest.mark.moderate
 async def test_a_subscriptions_position_is_where_a_cursor_may_go(shell: Any) -> None:
     subscription = shell.client.subscribe("s", start="earliest")
     await shell.take(subscription, 3)
@@ -86,6 +87,7 @@ async def test_a_subscriptions_position_is_where_a_cursor_may_go(shell: Any) -> 
     assert await conflicts(shell, cursor.move, another) == "conflict"
 
 
+@pytest.mark.moderate
 async def test_a_cursor_is_edited_before_it_was_ever_moved_and_removed(shell: Any) -> None:
     cursor = shell.client.cursor("s", "keeper")
     facts = await shell.call(cursor.edit, {"pin": True}, start=5, description="nightly load")

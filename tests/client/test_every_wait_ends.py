@@ -201,6 +201,7 @@ async def test_with_the_link_down_each_ends_by_its_timeout_and_says_since_when(
     await made.shell.do("close", flush_ms=0)
 
 
+@pytest.mark.moderate
 async def test_with_the_link_cut_under_it_each_ends_by_a_result_or_a_named_error(
     new_shell: Any, broker: EmbeddedBroker
 ) -> None:
@@ -221,6 +222,7 @@ async def test_with_the_link_cut_under_it_each_ends_by_a_result_or_a_named_error
     await made.shell.do("close", flush_ms=0)
 
 
+@pytest.mark.moderate
 async def test_what_waits_when_the_client_is_closed_ends_by_name(
     new_shell: Any, broker: EmbeddedBroker
 ) -> None:
@@ -262,6 +264,7 @@ async def test_a_publish_that_timed_out_is_taken_once_when_the_broker_is_back(
     fake.close()
 
 
+@pytest.mark.moderate
 async def test_none_waits_for_ever_and_a_default_may_be_none(new_shell: Any) -> None:
     fake = FakeBroker()
     shell = new_shell()

@@ -95,6 +95,7 @@ async def test_a_key_stays_with_its_member_and_in_order(shell: Any) -> None:
         await shell.call(member.close)
 
 
+@pytest.mark.moderate
 async def test_one_at_a_time_holds_an_exclusive_group(shell: Any) -> None:
     await filled(shell, 100)
     first, second = joined(shell, kind="exclusive"), joined(shell, kind="exclusive")
@@ -109,6 +110,7 @@ async def test_one_at_a_time_holds_an_exclusive_group(shell: Any) -> None:
     await shell.call(second.close)
 
 
+@pytest.mark.moderate
 async def test_what_a_member_that_leaves_did_not_acknowledge_goes_to_another(shell: Any) -> None:
     await filled(shell, 100)
     leaver = joined(shell, ack="manual")
@@ -163,6 +165,7 @@ async def test_a_member_that_nobody_holds_any_more_has_left(shell: Any) -> None:
     await shell.call(heir.close)
 
 
+@pytest.mark.moderate
 async def test_a_record_that_is_wanted_again_comes_again(shell: Any) -> None:
     await filled(shell, 5)
     member = joined(shell, ack="manual")
@@ -447,6 +450,7 @@ async def test_a_group_is_reset_and_a_member_that_is_at_work_is_a_hindrance_unle
     await shell.call(again.close)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("verb", [("reset_group", 0), ("remove_group",)])
 async def test_a_member_that_has_left_is_no_hindrance_whatever_it_acknowledged_last(
     shell: Any, verb: tuple[Any, ...]

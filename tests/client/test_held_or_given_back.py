@@ -150,6 +150,7 @@ async def test_a_request_that_the_program_drops_is_given_back(
     await call(worker.close)
 
 
+@pytest.mark.moderate
 async def test_an_end_that_was_taken_before_the_link_went_is_told_as_taken(
     worker_shell: Any, broker: EmbeddedBroker
 ) -> None:

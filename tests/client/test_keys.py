@@ -43,6 +43,7 @@ def test_a_value_that_was_put_is_got_with_its_revision(client: SyncClient) -> No
     assert kv.get("shape") is None
 
 
+@pytest.mark.moderate
 def test_a_value_larger_than_an_answer_is_got(broker: EmbeddedBroker) -> None:
     values = {
         "fits": bytes(400_000), "beyond.an.answer": bytes(600_000),

@@ -166,6 +166,7 @@ def test_no_secret_is_shown() -> None:
     assert "s" * 40 not in repr(malamute.Curve("k" * 40, "p" * 40, "s" * 40))
 
 
+@pytest.mark.moderate
 @given(st.binary(min_size=16, max_size=16), st.integers(0, 1 << 62), st.integers(0, 1 << 62))
 def test_a_position_reads_back_from_its_text(stream: bytes, epoch: int, following: int) -> None:
     position = Position(stream, epoch, following)

@@ -126,6 +126,7 @@ async def connected(kind: Any, broker: EmbeddedBroker, **options: Any) -> Any:
     return made
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_two_replicas_of_a_web_service_ask_at_once_and_all_are_answered(
     kind: Any, broker: EmbeddedBroker
@@ -160,6 +161,7 @@ async def test_two_replicas_of_a_web_service_ask_at_once_and_all_are_answered(
     await worker.do("close")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_replicas_have_their_own_names_again_after_a_restart_of_the_broker(kind: Any) -> None:
     with Port() as port:

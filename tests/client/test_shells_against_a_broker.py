@@ -530,6 +530,7 @@ async def test_an_embedded_broker_that_stops_before_its_clients_ends_them_in_ord
     await shell.do("close", flush_ms=0)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_curve_lets_in_whose_key_is_known_and_nobody_else(kind: Any, tmp_path: Path) -> None:
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())

@@ -153,6 +153,7 @@ async def test_a_request_is_answered_typed_or_raised(shell: Any) -> None:
         await shell.do("stream_info", "nothing")
 
 
+@pytest.mark.moderate
 async def test_a_broker_that_restarts_is_found_again_and_reading_and_publishing_go_on(
     shell: Any, broker: FakeBroker
 ) -> None:

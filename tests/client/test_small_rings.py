@@ -182,6 +182,7 @@ async def test_a_table_is_cut_to_what_a_small_ring_takes_before_it_is_sent(
     assert await shell.call(reading.to_arrow) == table
 
 
+@pytest.mark.moderate
 async def test_a_batch_behind_one_that_no_segment_holds_is_taken(connect: Connect) -> None:
     large, small = await connect(batch_bytes=4 << 20), await connect()
     await large.do("create_stream", "s", **RING)

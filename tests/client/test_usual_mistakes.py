@@ -25,6 +25,7 @@ def test_an_option_of_other_clients_says_what_to_write_instead(option: str) -> N
         malamute.connect_sync("tcp://127.0.0.1:1", **options)
 
 
+@pytest.mark.moderate
 def test_an_inproc_endpoint_without_its_context_says_what_is_missing(
     broker: EmbeddedBroker,
 ) -> None:

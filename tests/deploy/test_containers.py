@@ -56,6 +56,7 @@ def check_config(path: Path) -> Config:
     return config
 
 
+@pytest.mark.moderate
 def test_the_containerfile_is_sound() -> None:
     tool("hadolint", str(IMAGE / "Containerfile"))
 
@@ -134,6 +135,7 @@ def test_a_pod_stops_in_time_and_may_do_little_else_than_serve() -> None:
     assert secret["defaultMode"] == 0o440
 
 
+@pytest.mark.moderate
 def test_a_change_of_the_configuration_restarts_the_pod_and_labels_stay() -> None:
     before, after = rendered(), rendered(config='data_directory = "/var/lib/malamute/data"\n')
     old, new = (each["StatefulSet"]["spec"]["template"]["metadata"] for each in (before, after))

@@ -20,6 +20,7 @@ def endpoint() -> object:
         yield broker.tcp_endpoint
 
 
+@pytest.mark.moderate
 def test_a_late_subscriber_and_each_selection_get_their_quotes(endpoint: str) -> None:
     counts = asyncio.run(example("market_data").main(endpoint))
     assert counts["forex.#"] == 10_000
@@ -27,6 +28,7 @@ def test_a_late_subscriber_and_each_selection_get_their_quotes(endpoint: str) ->
     assert len(counts) == 4
 
 
+@pytest.mark.moderate
 def test_each_job_is_done_or_given_up(endpoint: str) -> None:
     assert asyncio.run(example("job_queue").main(endpoint)) == {"done": 45, "given up": 5}
 

@@ -174,6 +174,7 @@ def test_the_changelog_starts_with_what_is_not_released_yet() -> None:
     assert headings[0] == "Unreleased"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "command",
     [

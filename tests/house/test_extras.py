@@ -70,6 +70,7 @@ def test_a_client_needs_no_extra() -> None:
     assert ended.stdout == "[b'1', b'2', b'3']\nb'gate'\n", ended.stderr
 
 
+@pytest.mark.moderate
 def test_the_command_line_judges_and_watches_without_the_extra_http() -> None:
     ended = run_without(
         [package for package, extra in EXTRAS.items() if extra == "http"],
@@ -94,6 +95,7 @@ def test_a_dry_run_of_an_import_needs_no_extra_server(tmp_path: Path) -> None:
     assert "bad_setting" in ended.stdout + ended.stderr
 
 
+@pytest.mark.moderate
 def test_commands_are_listed_with_their_help_without_numpy() -> None:
     ended = run_without(
         ["numpy"], "import malamute_py.cli.groups, malamute_py.cli.kv, malamute_py.cli.streams\n"

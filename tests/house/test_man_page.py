@@ -13,10 +13,12 @@ from tests.cli.running import run_cli
 from tools.man_page import PAGE
 
 
+@pytest.mark.moderate
 def test_the_page_is_the_one_of_the_commands() -> None:
     assert PAGE.read_text() == man_page(), "make man"
 
 
+@pytest.mark.moderate
 def test_every_command_stands_in_it_with_its_options() -> None:
     page = man_page().replace("\\-", "-")
     for name in COMMANDS:
@@ -35,6 +37,7 @@ def test_the_command_prints_it() -> None:
     assert run_cli("--man").ok().out == man_page()
 
 
+@pytest.mark.moderate
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
 def test_groff_has_nothing_to_say_against_it() -> None:
     told = subprocess.run(

@@ -186,6 +186,7 @@ def test_the_wheel_holds_three_typed_packages_and_the_licence(tmp_path: Path) ->
         assert str(path.relative_to(folder.parent)) in names
 
 
+@pytest.mark.moderate
 def test_the_installed_version_is_that_of_pyproject() -> None:
     printed = subprocess.run(
         [sys.executable, "-c", "import importlib.metadata as m; print(m.version('malamute-py'))"],

@@ -91,6 +91,7 @@ def test_a_client_that_sends_a_byte_now_and_then_gets_no_more_time(hurried: Runn
     assert hurried.serving.bounds.cut >= 1
 
 
+@pytest.mark.moderate
 def test_a_client_that_does_not_read_its_answer_loses_it(hurried: RunningHttp) -> None:
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
@@ -100,6 +101,7 @@ def test_a_client_that_does_not_read_its_answer_loses_it(hurried: RunningHttp) -
         until(lambda: len(hurried.serving.bounds) == 0)
 
 
+@pytest.mark.moderate
 def test_a_head_without_end_is_refused_once_it_is_too_long(patient: RunningHttp) -> None:
     with patient.connect() as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\n")
@@ -170,12 +172,14 @@ def test_what_is_no_http_is_refused_and_the_connection_ends(
         assert ended(connection)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 404", b"HTTP/1.1 505", b"")
 
 
+@pytest.mark.moderate
 def test_requests_that_follow_on_one_connection_are_not_answered(patient: RunningHttp) -> None:
     with patient.connect() as connection:
         connection.sendall(100 * REQUEST)
         assert ended(connection).count(b"HTTP/1.1 200") == 1
 
 
+@pytest.mark.moderate
 def test_an_upgrade_is_not_taken_up(patient: RunningHttp) -> None:
     with patient.connect() as connection:
         connection.sendall(
@@ -185,6 +189,7 @@ def test_an_upgrade_is_not_taken_up(patient: RunningHttp) -> None:
         assert b"101" not in ended(connection).splitlines()[0]
 
 
+@pytest.mark.moderate
 def test_connections_that_say_nothing_keep_nobody_out(patient: RunningHttp) -> None:
     with ExitStack() as stack:
         silent = [stack.enter_context(patient.connect()) for _ in range(4 * MOST)]
@@ -195,6 +200,7 @@ def test_connections_that_say_nothing_keep_nobody_out(patient: RunningHttp) -> N
     until(lambda: len(patient.serving.bounds) == 0)
 
 
+@pytest.mark.moderate
 def test_a_crowd_from_one_address_takes_nothing_from_another(patient: RunningHttp) -> None:
     with ExitStack() as stack:
         quiet = socket.create_connection(patient.address, source_address=("127.0.0.2", 0))

@@ -174,6 +174,7 @@ def test_a_token_of_root_may_be_read_by_the_group_of_a_program_that_is_not_root(
             read_token(str(path))
 
 
+@pytest.mark.moderate
 def test_a_token_in_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     fifo = tmp_path / "token"
     os.mkfifo(fifo, 0o600)

@@ -32,6 +32,7 @@ def test_every_counter_of_the_core_has_a_metric() -> None:
     assert {name for name in counters() if not FAMILIES.match(name)} == table.COUNTERS.keys()
 
 
+@pytest.mark.moderate
 def test_every_counter_of_the_shell_has_a_metric_or_is_an_event() -> None:
     assert table.SHELL.keys() <= shell_counters()
     assert shell_counters() - table.SHELL.keys() == {"http_ended_total"}

@@ -104,6 +104,7 @@ def test_an_entry_is_never_excluded_from_what_it_holds(
         made.reopen(entry, waiting_max)
 
 
+@pytest.mark.moderate
 @given(
     st.dictionaries(st.integers(0, 40).map(str), st.sets(st.integers(0, 30))), st.integers(0, 30)
 )
@@ -366,6 +367,7 @@ def test_one_subject_among_100_000_is_found_in_a_few_of_200_batches(tmp_path: Pa
     check(8)
 
 
+@pytest.mark.moderate
 def test_small_batches_that_share_entries_are_told_apart_too(place: Place) -> None:
     ring, _ = place.open(small(40, 2048))
     customers(ring, 0, 1000, of=3)
@@ -412,6 +414,7 @@ def sealed(place: Place) -> Ring:
     return ring
 
 
+@pytest.mark.moderate
 def test_an_index_of_an_earlier_version_has_its_batches_read_whole(tmp_path: Path) -> None:
     place = file_place(tmp_path)
     ring = sealed(place)
@@ -442,6 +445,7 @@ def test_an_index_of_an_earlier_version_has_its_batches_read_whole(tmp_path: Pat
     assert all(count + more in headers.subject(f"more{more}") for more in range(200))
 
 
+@pytest.mark.moderate
 def test_filters_that_do_not_fit_are_made_anew_from_the_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -581,6 +585,7 @@ def test_a_table_with_more_field_names_than_are_kept_leaves_no_leading_parts() -
     assert 0 in noted.stream(1).subject("a.b")
 
 
+@pytest.mark.moderate
 @given(
     st.lists(st.lists(st.text("ab.", max_size=5), min_size=1, max_size=3), min_size=1, max_size=12),
     st.integers(1, 8),

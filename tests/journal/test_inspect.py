@@ -103,6 +103,7 @@ def test_verify_finds_an_index_that_is_damaged_or_lies(tmp_path: Path) -> None:
     assert any(kind == "index" for kind, _ in findings(tmp_path))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("interval", [0, 300, 1 << 20])
 def test_verify_bears_an_index_whose_entries_were_cut_otherwise_and_no_lie(
     tmp_path: Path, interval: int

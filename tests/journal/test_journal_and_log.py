@@ -48,6 +48,7 @@ def test_the_epoch_rises_and_the_uuids_stay(where: Storage) -> None:
     Journal.open(where).close()
 
 
+@pytest.mark.moderate
 def test_rings_have_any_name_and_are_found_again(where: Storage) -> None:
     names = ["main", "orders/eu", "größe", "..", ".hidden", "a b%c~{tag}"]
     journal = Journal.open(where)

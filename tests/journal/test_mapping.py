@@ -103,6 +103,7 @@ def test_bytes_that_a_peer_has_not_taken_stay_while_the_ring_laps_several_times(
     assert len(left) <= SETTINGS.ring_bytes // S
 
 
+@pytest.mark.moderate
 def test_a_file_whose_bytes_cannot_get_memory_is_removed_instead_of_written_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

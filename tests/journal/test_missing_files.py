@@ -125,6 +125,7 @@ def test_what_was_retired_is_not_missed(data: Directory) -> None:
     assert recovery.damages == ()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("closed", [True, False])
 def test_m2_the_newest_segments_are_missed_and_no_offset_comes_again(
     data: Directory, closed: bool
@@ -339,6 +340,7 @@ def test_m6_damage_at_the_end_leaves_offsets_out_and_says_so(data: Directory) ->
     assert everything(ring, 1) == [(0, b"a"), (base, b"goes on")]
 
 
+@pytest.mark.moderate
 def test_m7_a_copied_directory_says_so_and_has_epochs_of_its_own(tmp_path: Path) -> None:
     original = Directory(tmp_path / "data")
     original.open()
@@ -367,6 +369,7 @@ def _first_of(data: bytes, size: int) -> bytes:
     return data[:size]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("by", ["its manifest", "its headers"])
 @pytest.mark.parametrize("fate", ["missing", "empty", "damaged"])
 def test_f10_the_ring_file_is_made_anew(data: Directory, fate: str, by: str) -> None:
@@ -421,6 +424,7 @@ def test_f10_the_identity_is_made_anew_from_the_epoch(data: Directory, fate: str
     assert everything(ring, 1) == [(0, b"a")]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("fate", ["missing", "empty", "damaged"])
 def test_f12_the_epoch_is_above_all_that_were_used(data: Directory, fate: str) -> None:
     for _ in range(3):
@@ -444,6 +448,7 @@ def test_f12_the_epoch_is_above_all_that_were_used(data: Directory, fate: str) -
         data.open()
 
 
+@pytest.mark.moderate
 def test_f12_the_epoch_is_above_all_that_were_used_where_the_rings_are_gone_too(
     data: Directory,
 ) -> None:
@@ -468,6 +473,7 @@ def test_verify_calls_no_ring_good_whose_file_is_to_be_restored(data: Directory)
     assert [f.kind for f in inspect.verify(data.path) if f.kind != "progress"] == ["restorable"]
 
 
+@pytest.mark.moderate
 def test_verify_and_dump_name_what_is_missing(data: Directory) -> None:
     """Both verify and dump once said that all was well."""
     ring, _ = data.open()
@@ -503,6 +509,7 @@ def test_verify_and_dump_name_what_is_missing(data: Directory) -> None:
     assert now.items() <= before.items(), "nothing was written"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("indexed", [True, False])
 def test_f11_the_good_half_of_a_cut_segment_is_served(
@@ -571,6 +578,7 @@ def test_f11_a_cut_of_the_newest_segment_is_damage_and_its_offsets_do_not_come_a
         assert everything(ring, 1) == [*served, (base, b"goes on")]
 
 
+@pytest.mark.moderate
 def test_a_stream_of_which_nothing_is_left_goes_on_where_it_was_told_to_in_later_starts(
     data: Directory,
 ) -> None:
@@ -611,6 +619,7 @@ def test_a_cut_spare_is_made_whole(data: Directory) -> None:
     assert lost(ring, 1) == []
 
 
+@pytest.mark.moderate
 def test_what_is_kept_of_a_ring_does_not_depend_on_its_manifest(data: Directory) -> None:
     ring, _ = data.open()
     fill(ring, 4)

@@ -177,6 +177,7 @@ def test_a_ring_opened_without_the_walk_is_the_one_that_the_walk_finds(
     assert facts(ring, recovery) == facts(twin, twin_recovery)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kinds", [["change"], ["data"], ["mail"], ["data", "change", "mail"]])
 def test_a_ring_with_few_batches_of_any_kind_is_opened_again_and_again(
     place: Place, monkeypatch: pytest.MonkeyPatch, kinds: list[str]

@@ -92,6 +92,7 @@ def test_rare_rows_of_many_batches_come_as_one_derived_batch(place: Place) -> No
     batch.verify()
 
 
+@pytest.mark.moderate
 def test_a_sealed_segment_and_one_that_was_opened_again_know_their_rare_rows(
     tmp_path: Path,
 ) -> None:
@@ -400,6 +401,7 @@ def test_a_row_after_one_that_is_damaged_is_not_gathered_with_those_before(place
     assert [batch.base_offset for batch, _ in batches_of(history)] == [50, 260]
 
 
+@pytest.mark.moderate
 def test_a_read_that_takes_rows_looks_through_more_than_its_bound_but_not_through_all(
     place: Place,
 ) -> None:

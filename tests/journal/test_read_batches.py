@@ -40,6 +40,7 @@ def bodies_of(ring: Ring, stream: int, offsets: list[int]) -> list[bytes | None]
     ]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("stream", [1, MAIL])
 def test_each_offset_gets_the_batch_that_holds_it_in_any_order(place: Place, stream: int) -> None:
     ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=16 * S))

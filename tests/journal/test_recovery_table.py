@@ -568,6 +568,7 @@ def test_e3_a_tail_that_cannot_be_read_after_a_failed_sync_is_dropped_by_name(
     assert recovery.dropped[0].from_lsn == lost.lsn
 
 
+@pytest.mark.moderate
 def test_e5_a_damaged_snapshot_is_replaced_by_an_older_one_and_what_followed(
     place: Place,
 ) -> None:
@@ -617,6 +618,7 @@ def test_e6_a_mark_that_the_disk_cannot_read_is_only_a_missing_proof(place: Plac
     assert everything(ring, 1) == [(0, b"a")]
 
 
+@pytest.mark.moderate
 def test_e7_a_dropped_batch_is_not_completed_by_the_first_bytes_of_the_next(
     tmp_path: Path,
 ) -> None:

@@ -112,6 +112,7 @@ def test_removed_records_that_were_lost_do_not_hide_new_ones(place: Place) -> No
     assert (1, b"c") in everything(ring, 1)
 
 
+@pytest.mark.moderate
 def test_segments_in_which_nothing_is_served_give_their_space_back(place: Place) -> None:
     ring, _ = place.open(RingSettings(segment_bytes=S, ring_bytes=10 * S))
     fill(ring, 18)
@@ -126,6 +127,7 @@ def test_segments_in_which_nothing_is_served_give_their_space_back(place: Place)
     assert [o for o, _ in everything(ring, 1)] == list(range(17, 24))
 
 
+@pytest.mark.moderate
 def test_a_ring_goes_on_after_the_removal_of_a_segment_was_not_known_to_be_durable(
     place: Place,
 ) -> None:

@@ -54,6 +54,7 @@ def test_what_was_removed_is_in_no_part() -> None:
     assert unbroken(ring) == [(21, 2 * BATCHES)]
 
 
+@pytest.mark.moderate
 def test_damage_that_a_start_finds_leaves_its_segment_out(tmp_path: Path) -> None:
     place = file_place(tmp_path)
     ring, _ = place.open()

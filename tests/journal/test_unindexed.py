@@ -49,6 +49,7 @@ def bodies(ring: Ring) -> list[bytes]:
     return [body.split(b":")[0] for _, body in everything(ring, MAIL)]
 
 
+@pytest.mark.moderate
 def test_mail_among_other_batches_is_read_whole_and_in_order(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     send(ring, 500)
@@ -59,6 +60,7 @@ def test_mail_among_other_batches_is_read_whole_and_in_order(place: Place) -> No
     assert len(everything(ring, 1)) == ring.next_offset(1)
 
 
+@pytest.mark.moderate
 def test_it_has_few_entries_and_no_headers(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     send(ring, 500)
@@ -94,6 +96,7 @@ def test_no_keys_on_an_indexed_stream_counts_as_none_given(place: Place) -> None
     assert [keys for keys, _ in headers.subjects()] == [("told",)]
 
 
+@pytest.mark.moderate
 def test_recovery_and_a_rebuilt_index_agree_with_what_was_written(place: Place) -> None:
     ring, _ = place.open(SETTINGS)
     send(ring, 500)
@@ -118,6 +121,7 @@ def test_recovery_and_a_rebuilt_index_agree_with_what_was_written(place: Place) 
         assert ring._rebuild_index(segment).table() == tables[segment.number]
 
 
+@pytest.mark.moderate
 def test_a_lost_index_file_is_made_anew(tmp_path: Path) -> None:
     ring, _ = Ring.open(FileStorage(tmp_path), settings=SETTINGS, epoch=1)
     send(ring, 500)
@@ -128,6 +132,7 @@ def test_a_lost_index_file_is_made_anew(tmp_path: Path) -> None:
     assert bodies(ring) == [b"%d" % n for n in range(500)]
 
 
+@pytest.mark.moderate
 def test_the_tools_find_nothing_wrong_with_it(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path)
     settings = RingSettings(segment_bytes=S, ring_bytes=16 * S)

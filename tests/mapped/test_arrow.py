@@ -67,6 +67,7 @@ def test_columns_are_those_of_a_batch_that_came_by_a_link(log: Log, reader: LogR
             assert batch.to_arrow(decode=decode).equals(own.to_arrow(decode=decode))
 
 
+@pytest.mark.moderate
 def test_lists_of_blobs_are_read_in_place(log: Log, reader: LogReader) -> None:
     lists = log.create("lists")
     content = encode_lists([[b"a", b"bc"], [], [b"d"]], subject="s")
@@ -90,6 +91,7 @@ def test_bytes_that_change_amid_the_making_of_columns_are_told(
         batch.to_arrow()
 
 
+@pytest.mark.moderate
 def test_a_pattern_s_columns_are_those_of_the_rows_that_match(log: Log, reader: LogReader) -> None:
     trades_of(log)
     reading = reader.read("trades", "forex.gbp", until="tail")
@@ -111,6 +113,7 @@ def mappings(log: Log) -> int:
     return Path("/proc/self/maps").read_text().count(f" {log.path}/")
 
 
+@pytest.mark.moderate
 def test_a_reader_that_follows_lets_go_of_segments_whose_views_went(
     log: Log, reader: LogReader
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_reader_that_follows_lets_go_of_segments_whose_views_went(
     reading.check()
 
 
+@pytest.mark.moderate
 def test_views_that_were_overwritten_before_they_went_are_told(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 2)
@@ -145,6 +149,7 @@ def test_views_that_were_overwritten_before_they_went_are_told(log: Log, reader:
         reading.check()
 
 
+@pytest.mark.moderate
 def test_a_view_keeps_its_segment_after_the_reading_was_closed(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 1)
@@ -208,6 +213,7 @@ def test_the_reader_does_without_arrow_until_a_table_is_asked_for() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.moderate
 def test_a_table_of_lone_records_has_few_chunks(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 300)

@@ -29,6 +29,7 @@ from tests.mapped.logs import SETTINGS, SMALL, Log, Noted, body_at, filled, flip
 RING = SMALL
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("where", [8, 20, STAMP_BYTES + 40, STAMP_BYTES + 400])
 @pytest.mark.parametrize("indexed", [False, True])
 def test_bit_rot_is_named_as_damage_and_everything_else_is_read(
@@ -84,6 +85,7 @@ def test_damage_that_only_a_later_batch_proves_is_stepped_over(tmp_path: Path) -
     assert notes.gone() == [(10, 11, "damaged")]
 
 
+@pytest.mark.moderate
 def test_a_record_before_the_damage_of_its_bundle_is_read(tmp_path: Path) -> None:
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades, other = log.create("trades"), log.create("other")
@@ -105,6 +107,7 @@ def test_a_record_before_the_damage_of_its_bundle_is_read(tmp_path: Path) -> Non
     assert notes.gone() == [(0, 1, "damaged")]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("pattern", ["#", "wanted", "other"])
 def test_damage_that_a_start_left_out_of_the_index_is_named_whatever_is_selected(
     tmp_path: Path, pattern: str
@@ -145,6 +148,7 @@ def test_a_torn_end_is_no_damage(tmp_path: Path) -> None:
     assert notes == []
 
 
+@pytest.mark.moderate
 def test_a_segment_that_is_missing_amid_others_is_damage(tmp_path: Path) -> None:
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades = log.create("trades")
@@ -192,6 +196,7 @@ def losses(log: Log, **options: object) -> tuple[list[tuple[int, bytes]], Noted]
         return records(reading), notes
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("start", ["earliest", 0, 7])
 @pytest.mark.parametrize("stopped", [True, False])
 def test_missing_oldest_segments_are_damage_from_the_beginning_on(
@@ -210,6 +215,7 @@ def test_missing_oldest_segments_are_damage_from_the_beginning_on(
     closed.close()
 
 
+@pytest.mark.moderate
 def test_missing_newest_segments_are_damage_up_to_where_the_log_was_closed(closed: Log) -> None:
     segments = Segments(closed)
     closed.close()
@@ -222,6 +228,7 @@ def test_missing_newest_segments_are_damage_up_to_where_the_log_was_closed(close
     assert TWO.format(2, 3) in str(notes[0])
 
 
+@pytest.mark.moderate
 def test_a_reading_that_follows_is_told_once_of_missing_newest_segments(closed: Log) -> None:
     segments, notes = Segments(closed), Noted()
     closed.close()
@@ -233,6 +240,7 @@ def test_a_reading_that_follows_is_told_once_of_missing_newest_segments(closed: 
     assert notes.gone() == [(len(seen), 170, "damaged")]
 
 
+@pytest.mark.moderate
 def test_missing_newest_segments_of_which_nothing_is_known_end_the_reading_by_an_error(
     closed: Log,
 ) -> None:
@@ -256,6 +264,7 @@ def test_missing_newest_segments_of_which_nothing_is_known_end_the_reading_by_an
         assert len(records(whole)) == len(seen)
 
 
+@pytest.mark.moderate
 def test_a_ring_of_which_all_segments_are_missing_is_damage(closed: Log) -> None:
     number = closed.create("own", "own")
     closed.fill(number, 3)
@@ -278,6 +287,7 @@ def test_a_missing_directory_of_a_ring_is_damage(closed: Log) -> None:
         reader.read("own")
 
 
+@pytest.mark.moderate
 def test_segments_whose_names_were_swapped_are_damage(closed: Log) -> None:
     segments = Segments(closed)
     closed.close()
@@ -289,6 +299,7 @@ def test_segments_whose_names_were_swapped_are_damage(closed: Log) -> None:
     assert seen == filled(end, 170)
 
 
+@pytest.mark.moderate
 def test_an_oldest_segment_that_is_about_to_be_used_again_is_not_missing(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +329,7 @@ def test_an_oldest_segment_that_is_about_to_be_used_again_is_not_missing(
     assert all(found is NOTHING for found in looks)
 
 
+@pytest.mark.moderate
 def test_a_manifest_that_changes_during_the_look_is_compared_again(
     closed: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +356,7 @@ def test_a_manifest_that_changes_during_the_look_is_compared_again(
     closed.close()
 
 
+@pytest.mark.moderate
 def test_a_file_that_was_cut_off_is_damage_and_no_signal(tmp_path: Path) -> None:
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
     trades = log.create("trades")
@@ -361,6 +374,7 @@ def test_a_file_that_was_cut_off_is_damage_and_no_signal(tmp_path: Path) -> None
     log.close()
 
 
+@pytest.mark.moderate
 def test_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(tmp_path: Path) -> None:
     """The kernel refuses unreadable pages by name, as it does those of a file that was cut off."""
     log, notes = Log(tmp_path / "data", SETTINGS), Noted()
@@ -386,6 +400,7 @@ def test_a_page_that_the_disk_cannot_read_is_damage_and_no_signal(tmp_path: Path
     log.close()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM])
 def test_a_kernel_that_does_not_bring_pages_in_is_done_without(
     log: Log, monkeypatch: pytest.MonkeyPatch, number: int
@@ -401,6 +416,7 @@ def test_a_kernel_that_does_not_bring_pages_in_is_done_without(
         assert records(other.read("trades", until="tail", strict=True)) == filled(0, 100)
 
 
+@pytest.mark.moderate
 def test_a_header_that_the_disk_cannot_read_is_not_touched(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +444,7 @@ def test_a_header_that_the_disk_cannot_read_is_not_touched(
     assert not any(map(any, headers))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("pattern", ["#", "wanted", "other"])
 def test_damage_before_entries_that_are_passed_over_is_named_too(
@@ -458,6 +475,7 @@ def test_damage_before_entries_that_are_passed_over_is_named_too(
     log.close()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("where", [8, STAMP_BYTES + 400])
 @pytest.mark.parametrize("start", [malamute.AtTime(1010), malamute.AtClientTime(1010)])
 @pytest.mark.parametrize("indexed", [False, True])
@@ -481,6 +499,7 @@ def test_a_start_by_time_names_damage_that_may_have_been_the_record_meant(
     log.close()
 
 
+@pytest.mark.moderate
 def test_a_segment_whose_index_file_cannot_be_read_is_read_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def index_files(directory: Path) -> dict[int, Path]:
     return {number: path for number, path in found.items() if number is not None}
 
 
+@pytest.mark.moderate
 def test_a_second_reader_takes_indexes_that_the_first_has_unpacked(
     tmp_path: Path, unpacked: list[int]
 ) -> None:
@@ -76,6 +77,7 @@ def test_a_second_reader_takes_indexes_that_the_first_has_unpacked(
     log.close()
 
 
+@pytest.mark.moderate
 def test_unpacked_indexes_are_bounded_by_the_bytes_of_their_files(tmp_path: Path) -> None:
     log = filled(tmp_path / "data")
     files = index_files(tmp_path / "data")

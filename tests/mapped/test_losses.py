@@ -50,6 +50,7 @@ def held(reading: object, log: Log) -> tuple[MappedBatch, int]:
     return batch, batch.stamp.stream
 
 
+@pytest.mark.moderate
 def test_a_reader_that_the_ring_overtakes_is_told_what_it_missed(
     log: Log, reader: LogReader
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_reader_that_the_ring_overtakes_is_told_what_it_missed(
     assert end <= log.ring("main").first_offset(trades)
 
 
+@pytest.mark.moderate
 def test_the_reason_of_a_loss_lasts_until_a_batch_is_found(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_the_next_batch_is_not_given_before_the_last_one_was_looked_at_again(
     assert records(reading)[-1] == filled(LAP + 19, LAP + 20)[0]
 
 
+@pytest.mark.moderate
 def test_a_copy_stays_what_it_is_when_the_ring_comes_round(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 20)
@@ -150,6 +153,7 @@ def test_a_copy_stays_what_it_is_when_the_ring_comes_round(log: Log, reader: Log
     assert records(reading)
 
 
+@pytest.mark.moderate
 def test_readings_of_copies_hand_out_batches_that_own_their_bytes(
     log: Log, reader: LogReader
 ) -> None:
@@ -163,6 +167,7 @@ def test_readings_of_copies_hand_out_batches_that_own_their_bytes(
     assert records(reading)
 
 
+@pytest.mark.moderate
 def test_few_rows_of_a_batch_are_copied_without_the_others(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     subjects = [f"one.{row}" for row in range(64)]
@@ -212,6 +217,7 @@ def test_rows_that_are_overwritten_while_they_are_copied_are_not_handed_out(
     assert notes.gone()
 
 
+@pytest.mark.moderate
 @COPYING
 def test_a_batch_whose_rows_cannot_be_copied_out_is_a_gap(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, name: str, rare: int
@@ -235,6 +241,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("malamute_protocol.merging._FEW", 0)
 
 
+@pytest.mark.moderate
 @pytest.mark.usefixtures("views")
 def test_a_table_of_views_tells_when_it_was_overwritten(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")

@@ -68,6 +68,7 @@ def test_what_has_moved_is_read_once_each_in_order_and_is_no_gap(
     assert not notices
 
 
+@pytest.mark.moderate
 def test_a_pattern_and_a_start_select_among_what_has_moved(
     client: SyncClient, reader: LogReader
 ) -> None:

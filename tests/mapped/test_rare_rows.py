@@ -166,6 +166,7 @@ def test_a_reader_of_views_gets_whole_batches(
     assert len(looked_at) == BATCHES
 
 
+@pytest.mark.moderate
 def test_a_reader_goes_on_after_each_batch_where_the_last_one_ended(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

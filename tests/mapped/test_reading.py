@@ -99,6 +99,7 @@ def test_reading_begins_amid_a_batch(log: Log, reader: LogReader) -> None:
     assert records(reader.read("trades", start=2, end=3)) == [(2, b"2")]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("tidied", [False, True])
 def test_reading_begins_at_a_time(log: Log, reader: LogReader, tidied: bool) -> None:
     trades = log.create("trades")
@@ -123,6 +124,7 @@ def test_reading_begins_at_a_time(log: Log, reader: LogReader, tidied: bool) -> 
             first(malamute.AfterMessage(wrong))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("tidied", [False, True])
 def test_only_records_that_match_the_pattern_are_read(
     log: Log, reader: LogReader, tidied: bool
@@ -158,6 +160,7 @@ def test_what_has_expired_or_is_past_its_age_is_not_read(log: Log, reader: LogRe
     assert records(reader.read("aged", until="tail")) == [(1, b"new")]
 
 
+@pytest.mark.moderate
 def test_a_reading_follows_what_is_written(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     reading = reader.read("trades")
@@ -368,6 +371,7 @@ def test_start_points_that_only_a_broker_knows_are_refused(log: Log, reader: Log
         reader.read("trades", start=malamute.LastPerSubject())
 
 
+@pytest.mark.moderate
 def test_a_broker_that_is_started_anew_is_followed(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     log.fill(trades, 70)
@@ -381,6 +385,7 @@ def test_a_broker_that_is_started_anew_is_followed(log: Log, reader: LogReader) 
         assert records(reading) == filled(begin, begin + 10)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("opened_before", [False, True])
 def test_an_end_that_a_recovery_dropped_is_not_read(log: Log, opened_before: bool) -> None:
     """A power loss left a hole, and whole bundles behind it, in the next segment, too."""

@@ -160,6 +160,7 @@ by_subject = st.one_of(
 )
 
 
+@pytest.mark.moderate
 @given(wire=by_subject, batches=batches_of)
 def test_over_an_exact_index_a_subject_pattern_has_no_other_candidates(
     wire: list[Any], batches: Batches

@@ -110,6 +110,7 @@ def test_a_header_that_missed_more_changes_than_the_log_holds_is_right_again(
     assert_agrees(index, dict(added[leave:]), header)
 
 
+@pytest.mark.moderate
 @given(wire=worlds.patterns, headers=st.lists(worlds.headers, max_size=5))
 def test_a_compiled_pattern_and_its_canonical_form_match_as_the_pattern_does(
     wire: list[Any], headers: list[Header]

@@ -98,6 +98,7 @@ def test_expressions_are_found_in_the_overlay_and_in_sets_and_gone_when_discarde
     assert not index.match(("s200.x200",), ())
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", range(10))
 def test_what_is_there_throughout_is_found_whatever_comes_and_goes_between_the_steps(
     seed: int,

@@ -132,6 +132,7 @@ def test_a_broken_arrow_body_is_refused_whatever_is_broken() -> None:
             continue
 
 
+@pytest.mark.moderate
 def test_arrow_is_imported_by_nobody_who_does_not_ask_for_it() -> None:
     import subprocess
     import sys

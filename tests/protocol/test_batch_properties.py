@@ -90,6 +90,7 @@ def seen(batch: Batch) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.moderate
 @given(rows())
 def test_what_was_encoded_is_what_is_seen(case: tuple[list[list[bytes]], dict[str, Any]]) -> None:
     bodies, options = case
@@ -115,6 +116,7 @@ def test_what_was_encoded_is_what_is_seen(case: tuple[list[list[bytes]], dict[st
     assert len(set(headers)) == len(headers)
 
 
+@pytest.mark.moderate
 @given(rows(), st.randoms(use_true_random=False))
 def test_extracting_is_selecting_rows_and_may_be_repeated(
     case: tuple[list[list[bytes]], dict[str, Any]], random: Any
@@ -213,6 +215,7 @@ def test_random_bytes_raise_batch_errors_only(data: bytes) -> None:
         list(iter_batches([data + b"\0"]))
 
 
+@pytest.mark.moderate
 @settings(max_examples=examples(300))
 @given(st.binary(min_size=116, max_size=500))
 def test_random_bytes_behind_a_good_head_raise_batch_errors_only(data: bytes) -> None:

@@ -73,6 +73,7 @@ def test_an_unknown_codec_is_named_with_those_that_are_known() -> None:
         encode([b"x"], codec="brotli")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("codec", CODECS)
 def test_bodies_are_read_under_the_limits_that_the_batch_was_checked_against(codec: str) -> None:
     small, large = Limits(batch_bytes_max=1 << 20), Limits(batch_bytes_max=64 << 20)

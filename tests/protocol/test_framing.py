@@ -166,6 +166,7 @@ def test_any_arrays_decode_or_raise_remote_errors(
         decode_message([first, *frames])
 
 
+@pytest.mark.moderate
 @settings(max_examples=examples(400))
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_or_raise_remote_errors(data: bytes) -> None:

@@ -56,6 +56,7 @@ def some(chance: random.Random, base: int) -> Batch:
     return batch
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", range(20))
 def test_records_and_their_order_stay(seed: int) -> None:
     chance = random.Random(seed)
@@ -77,6 +78,7 @@ def test_lone_records_become_one_batch_up_to_a_bound(monkeypatch: pytest.MonkeyP
     assert batches_to_table(batches).column("body").num_chunks == 3
 
 
+@pytest.mark.moderate
 def test_small_batches_become_no_batch_of_more_records_than_one_may_have() -> None:
     subjects = ["a", "b", "c"] * 21
     batches = [batch_at(63 * n, [b""] * 63, subject=subjects) for n in range(1050)]

@@ -21,6 +21,7 @@ def general(bodies: list[bytes], **options: Any) -> bytes:
     return encode_columns(offsets, b"".join(bodies), **options)
 
 
+@pytest.mark.moderate
 @given(
     st.lists(st.binary(max_size=40), min_size=1, max_size=40),
     st.text(max_size=30).filter(lambda text: text.isprintable()),

@@ -14,6 +14,7 @@ SUBJECTS = st.sampled_from(["a", "a.b", "c.d.e", "x" * 40])
 ROWS = st.lists(st.tuples(st.binary(max_size=20), SUBJECTS), min_size=2, max_size=12)
 
 
+@pytest.mark.moderate
 @given(ROWS, st.data())
 def test_rows_of_many_selections_are_what_each_would_be_extracted_to(
     rows: list[tuple[bytes, str]], data: st.DataObject

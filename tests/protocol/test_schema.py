@@ -138,6 +138,7 @@ def test_a_column_nested_too_deep_is_refused() -> None:
         read_schema(message(("x", kind)))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("seed", seeds(2, 20))
 def test_damaged_schemas_are_read_or_refused(seed: int) -> None:
     chance = random.Random(seed)

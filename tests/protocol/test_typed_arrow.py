@@ -82,6 +82,7 @@ def test_several_batches_are_one_table_of_chunks_without_a_copy() -> None:
         assert lies_in(found.content, chunk)
 
 
+@pytest.mark.moderate
 def test_polars_and_pandas_take_the_columns_as_they_lie() -> None:
     found = batch(ROWS, schemas=versions(OLD))
     pytest.importorskip("polars")

@@ -42,6 +42,7 @@ def test_what_is_on_disk_is_there_again(tmp_path: Path) -> None:
             assert [r.body for r in found] == [b"%d" % n for n in range(number + 1)]
 
 
+@pytest.mark.moderate
 def test_what_is_in_memory_is_gone_and_two_brokers_know_nothing_of_each_other() -> None:
     with EmbeddedBroker() as one, EmbeddedBroker() as other:
         with one.connect_sync() as client:

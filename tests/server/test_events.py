@@ -116,6 +116,7 @@ def test_a_line_has_a_level_of_its_row() -> None:
         assert found[event.name] <= set(event.levels.split(" ")), event
 
 
+@pytest.mark.moderate
 def test_an_event_of_the_journal_or_the_guard_has_one_level_which_the_table_gives() -> None:
     given = {
         word

@@ -53,6 +53,7 @@ def test_without_an_address_nothing_changes() -> None:
     assert admit(config) == (config, HttpCredential())
 
 
+@pytest.mark.moderate
 def test_with_passwords_the_http_side_is_a_user_of_this_run() -> None:
     config = from_table({**LOCAL, "authentication": {"mechanism": "plain", "users": {"a": HASH}}})
     (one, first), (_, second) = admit(config), admit(config)

@@ -197,6 +197,7 @@ def test_a_bound_that_defaults_do_not_fit_stays_as_it_was() -> None:
     assert found.config == from_table(before)
 
 
+@pytest.mark.moderate
 def test_a_fault_of_the_configuration_holds_the_users_file_back(tmp_path: Path) -> None:
     file, users = tmp_path / "malamute.toml", tmp_path / "users.toml"
     text = f'[authentication]\nmechanism = "plain"\nusers_file = "{users}"\n'
@@ -267,6 +268,7 @@ streams_max = 6
 """
 
 
+@pytest.mark.moderate
 def test_a_fault_in_the_permissions_of_one_user_has_no_other_user_taken_up(tmp_path: Path) -> None:
     file = tmp_path / "malamute.toml"
     file.write_text(TOGETHER.format(ann=ANN, bob=BOB, verb="reed"))

@@ -181,6 +181,7 @@ def test_the_index_answers_times_last_per_subject_and_plans(tmp_path: Path) -> N
         assert last(["fields", "all", [["kind", "even"]]]) == [b"24", b"26", b"28"]
 
 
+@pytest.mark.moderate
 def test_a_plan_says_where_it_ends_and_where_it_can_be_cut(tmp_path: Path) -> None:
     with serving(config(tmp_path)) as (_, at, _log), RawPeer(at) as peer:
         for number in range(40):
@@ -228,6 +229,7 @@ def test_a_stream_with_a_ring_of_its_own_lives_and_goes_with_it(tmp_path: Path) 
         until(lambda: [each.name for each in rings.iterdir()] == ["main"])
 
 
+@pytest.mark.moderate
 def test_a_memory_stream_is_gone_after_a_restart_and_the_others_are_not(tmp_path: Path) -> None:
     wanted = config(tmp_path)
     with serving(wanted) as (_, at, _log), RawPeer(at) as peer:
@@ -304,6 +306,7 @@ def test_an_oversized_batch_costs_the_connection_and_others_notice_nothing() -> 
         assert isinstance(publish(other, 1, encode([b"x"])), Confirm)
 
 
+@pytest.mark.moderate
 def test_random_bytes_of_every_kind_do_not_stop_the_broker() -> None:
     with serving(config()) as (server, at, _), RawPeer(at) as other:
         for number in range(200):
@@ -371,6 +374,7 @@ def tcp_connection(at: str) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("settings", "mechanism"), [(BY_PASSWORD, b"NULL"), (BY_PASSWORD, b"CURVE"), ({}, b"PLAIN")]
 )
@@ -439,6 +443,7 @@ def test_a_full_disk_refuses_publishes_by_name_and_loses_nothing(tmp_path: Path)
             assert bodies == [b"before", b"after"]
 
 
+@pytest.mark.moderate
 def test_a_failed_sync_is_never_confirmed_and_seals_the_ring_aloud(tmp_path: Path) -> None:
     troubles = Troubles()
     storage = TroubledStorage(tmp_path, troubles)

@@ -230,6 +230,7 @@ def test_a_damaged_epoch_is_made_anew_and_said(tmp_path: Path) -> None:
         assert server.metrics()["damage"] == [f"epoch: {event['reason']}"]
 
 
+@pytest.mark.moderate
 def test_a_damaged_identity_of_which_nothing_tells_refuses_the_start(tmp_path: Path) -> None:
     Server(config(tmp_path), log=Lines()).start().stop()
     for name in ("epoch", "journal"):

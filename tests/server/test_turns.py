@@ -87,6 +87,7 @@ def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> 
         assert max(turns_of_a_burst(running, 1_000)) > 20
 
 
+@pytest.mark.moderate
 def test_a_message_that_takes_long_to_be_taken_up_makes_no_turn_take_up_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -293,6 +293,7 @@ def test_a_schema_of_the_users_own_is_refused_with_what_to_do() -> None:
         check_schema(spark_schema(options(includeKeys="true")), options())
 
 
+@pytest.mark.moderate
 def test_a_table_at_the_address_of_one_that_is_gone_has_its_own_subjects() -> None:
     # Each header table is too large for the memo of tables, and lives no longer than its batch.
     gather = Gather(options(columns="subject"))

@@ -74,6 +74,7 @@ def fill(client: SyncClient, stream: str, records: int = RECORDS) -> None:
         )  # fmt: skip
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("more", "records"),
     [
@@ -219,6 +220,7 @@ def test_a_stream_in_memory_is_counted(endpoint: str, client: SyncClient, stream
     assert count_alike(endpoint, stream=stream) == (300, 300, "")
 
 
+@pytest.mark.moderate
 def test_several_streams_are_counted_by_one_task(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

@@ -51,6 +51,7 @@ def publish(client: SyncClient, stream: str, count: int) -> None:
     client.publish_many(stream, [b"x"] * count)
 
 
+@pytest.mark.moderate
 def test_a_cursor_stands_where_the_newest_batch_in_the_sink_ended(
     reader: Make, client: SyncClient, stream: str
 ) -> None:
@@ -137,6 +138,7 @@ def test_each_of_many_streams_has_the_cursor(reader: Make, client: SyncClient, s
     assert lags == {**dict.fromkeys(names, 0), names[2]: 3}
 
 
+@pytest.mark.moderate
 def test_a_stream_that_is_made_again_gets_the_cursor_and_its_pin(
     reader: Make, client: SyncClient, stream: str
 ) -> None:

@@ -294,6 +294,7 @@ def test_the_next_ranges_are_asked_for_before_the_first_is_worked_off(use: Use) 
     assert all(reading.closed for reading in link.readings)
 
 
+@pytest.mark.moderate
 def test_what_is_asked_for_ahead_is_bounded_by_bytes_and_by_number(use: Use) -> None:
     bounds = [(at, at + 1) for at in range(40)]
     for size, most in ((3 << 20, 2), (100 << 20, 1), (0, 1), (10, 16)):
@@ -344,6 +345,7 @@ def published(client: SyncClient, count: int) -> Range:
     return Range("s", plan.stream.hex(), plan.epoch, plan.from_offset, plan.to_offset)
 
 
+@pytest.mark.moderate
 def test_tasks_of_a_process_share_a_link_that_is_made_anew_after_it_was_dropped(
     endpoint: str,
 ) -> None:

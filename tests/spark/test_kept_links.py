@@ -158,6 +158,7 @@ def test_fifty_tasks_leave_as_many_sockets_as_one(
     until(lambda: sockets() <= before)
 
 
+@pytest.mark.moderate
 def test_queries_with_other_options_of_the_link_have_another_one(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

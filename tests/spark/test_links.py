@@ -198,6 +198,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         yield made
 
 
+@pytest.mark.moderate
 def test_a_wrong_key_of_the_broker_is_told_soon_and_by_name(guarded: Guarded) -> None:
     endpoint = guarded.server.endpoints[0]
     other = zmq.curve_keypair()[0].decode()
@@ -215,6 +216,7 @@ def test_a_credential_of_another_kind_is_told_soon_and_by_name(guarded: Guarded)
             links.link(options(endpoint, **LONG, **more))
 
 
+@pytest.mark.moderate
 def test_a_broker_that_starts_meanwhile_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,7 @@ def test_typed_columns_are_read_in_place(
     assert subscriptions == 0
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("prepare", [mixed, expired, purged])
 def test_rows_without_columns_are_as_many_as_rows_with_them(
     machine: Machine, stream: str, caplog: pytest.LogCaptureFixture, prepare: Prepare
@@ -281,6 +282,7 @@ def test_a_directory_that_is_not_here_or_may_not_be_read_is_no_error(
         assert f"logDirectory '{directory}' cannot be used here" in caplog.text
 
 
+@pytest.mark.moderate
 def test_the_files_of_another_broker_are_not_read(
     machine: Machine, stream: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,6 +295,7 @@ def test_the_files_of_another_broker_are_not_read(
     assert "they are of another broker" in caplog.text
 
 
+@pytest.mark.moderate
 def test_what_the_files_do_not_have_yet_comes_over_the_wire(
     machine: Machine, stream: str, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def expected(**counts: tuple[int, int]) -> Rows:
     return sorted((name, row) for name, bounds in counts.items() for row in range(*bounds))
 
 
+@pytest.mark.moderate
 def test_named_streams_are_read_together_and_say_which_they_are(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:
@@ -124,6 +125,7 @@ def test_new_streams_are_found_and_read_from_their_first_record_on(
     assert rows == expected(**{a: (10, 11)})
 
 
+@pytest.mark.moderate
 def test_a_new_stream_of_which_retention_has_taken_the_beginning_is_no_loss(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_stream_that_is_named_and_not_there_is_told(
     broker.close()
 
 
+@pytest.mark.moderate
 def test_a_cap_is_shared_and_what_one_stream_leaves_another_takes(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:
@@ -257,6 +260,7 @@ def test_a_cap_is_shared_and_what_one_stream_leaves_another_takes(
     assert sorted(taken) == expected(**{a: (0, 10), b: (0, 1000)})
 
 
+@pytest.mark.moderate
 def test_a_cap_below_the_number_of_streams_reaches_all_of_them_in_turn(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:
@@ -273,6 +277,7 @@ def test_a_cap_below_the_number_of_streams_reaches_all_of_them_in_turn(
     assert sorted(taken) == expected(**dict.fromkeys(names, (0, 3)))
 
 
+@pytest.mark.moderate
 def test_available_now_reads_every_stream_whatever_the_cap_leaves_out(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:
@@ -375,6 +380,7 @@ def test_options_about_tasks_hold_for_many_streams(
     assert all(isinstance(task, Range) for task in tasks)
 
 
+@pytest.mark.moderate
 def test_a_batch_read_begins_and_ends_by_stream(
     endpoint: str, client: SyncClient, prefix: str
 ) -> None:

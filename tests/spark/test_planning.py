@@ -67,6 +67,7 @@ def tasks(
     return [(task.start, task.end) for task in found if isinstance(task, Range)]
 
 
+@pytest.mark.moderate
 def test_a_batch_that_is_run_again_has_the_same_tasks_whatever_was_changed_since() -> None:
     client = ScriptedClient([False] * 5_000 + [True] * 45_000)
     query = reader_of(client, splitBytes="1m", maxRecordsPerTrigger="40000")
@@ -208,6 +209,7 @@ def test_a_plan_of_several_questions_reaches_across_restarts_of_the_broker() -> 
     assert offset_of(step(reader, begin, ReadMaxRows(2))) == 32
 
 
+@pytest.mark.moderate
 def test_a_position_advances_past_very_many_records_that_do_not_match() -> None:
     client = ScriptedClient([False] * (FAR + 10))
     reader = reader_of(client)

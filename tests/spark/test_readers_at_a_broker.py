@@ -61,6 +61,7 @@ def test_available_now_refuses_a_stream_that_was_recreated_and_is_empty(
         restarted.latestOffset(end, ALL)
 
 
+@pytest.mark.moderate
 def test_available_now_refuses_an_expression_that_the_broker_cannot_read_on_an_empty_stream(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:
@@ -108,6 +109,7 @@ def by_turns(client: SyncClient, stream: str, records: int = 2_000) -> None:
 ODD = list(range(1, 2_000, 2))
 
 
+@pytest.mark.moderate
 def test_caps_and_tasks_count_no_purged_records(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_batch_has_tasks_for_what_a_purge_left_only(
     assert offsets_of(reader, tasks) == list(range(40, 80))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("most", ["1", "8"])
 def test_a_purge_between_the_plan_and_the_read_leaves_its_records_out_and_is_no_loss(
     endpoint: str, client: SyncClient, stream: str, most: str
@@ -155,6 +158,7 @@ def test_a_purge_between_the_plan_and_the_read_leaves_its_records_out_and_is_no_
     assert offsets_of(following, parts) == ODD
 
 
+@pytest.mark.moderate
 def test_a_purge_of_everything_between_two_triggers_makes_no_batch_and_what_follows_comes(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:
@@ -173,6 +177,7 @@ def test_a_purge_of_everything_between_two_triggers_makes_no_batch_and_what_foll
     assert again.latestOffset(after, ALL) == after
 
 
+@pytest.mark.moderate
 def test_a_trim_between_the_plan_and_the_read_or_two_triggers_is_no_loss(
     endpoint: str, client: SyncClient, stream: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -71,6 +71,7 @@ ROWS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.moderate
 @given(ROWS, st.integers(1, 7), st.booleans())
 def test_each_row_becomes_a_record_with_all_that_it_has(
     rows: list[Any], at_once: int, sliced: bool
@@ -128,6 +129,7 @@ def test_the_same_rows_make_the_same_chunks_however_they_arrive(
     assert all(chunk.size <= 64 << 10 or chunk.rows.num_rows == 1 for chunk in whole)
 
 
+@pytest.mark.moderate
 @given(st.lists(st.integers(1, 9), max_size=5), st.integers(1, 4))
 def test_where_chunks_are_published_the_cuts_are_theirs(fixed: list[int], at_once: int) -> None:
     frame = table(body=[b"%d" % number for number in range(50)])
@@ -253,6 +255,7 @@ def test_a_time_before_1970_is_rounded_down_as_any_other() -> None:
     assert record.client_time_ms == -1
 
 
+@pytest.mark.moderate
 def test_properties_are_measured_as_they_are_stored() -> None:
     many = [(f"k{number:04}", "v") for number in range(3_000)]
     largest = [("k", "x" * 65_530)]

@@ -80,6 +80,7 @@ def test_a_partition_that_is_written_again_is_published_once(
     assert numbers(client, stream) == list(range(200))
 
 
+@pytest.mark.moderate
 def test_a_task_that_died_amid_its_rows_is_gone_on_with(
     client: SyncClient, stream: str, endpoint: str, batch: BatchName, write: Callable[..., Written]
 ) -> None:
@@ -155,6 +156,7 @@ def test_other_rows_than_were_published_are_refused(
     assert numbers(client, stream) == list(range(200))
 
 
+@pytest.mark.moderate
 def test_rows_that_spark_cut_off_are_gone_on_after(
     client: SyncClient, stream: str, write: Callable[..., Written],
     monkeypatch: pytest.MonkeyPatch,
@@ -364,6 +366,7 @@ def test_chunks_keep_the_limits_of_the_broker(batch: BatchName) -> None:
             assert numbers(client, "out") == list(range(200))
 
 
+@pytest.mark.moderate
 def test_a_row_above_the_limits_of_the_broker_is_named_and_nothing_of_its_chunk_is_published(
     batch: BatchName,
 ) -> None:

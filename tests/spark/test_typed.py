@@ -67,6 +67,7 @@ def test_the_schema_is_the_streams_and_columns_name_what_is_made(endpoint: str, 
     assert rows_of(endpoint, typed, pattern="UA") == ROWS[1:]
 
 
+@pytest.mark.moderate
 def test_what_makes_no_sense_is_refused_by_name(endpoint: str, typed: str) -> None:
     with pytest.raises(MalamuteSourceError, match="no column 'wings'"):
         source(endpoint, typed, columns="wings").schema()

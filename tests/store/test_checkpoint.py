@@ -147,6 +147,7 @@ def test_a_body_stays_while_a_request_of_its_put_is_somewhere() -> None:
     assert not stored_bodies(connection)
 
 
+@pytest.mark.moderate
 def test_a_step_that_nobody_wants_any_more_changes_nothing() -> None:
     logged = LoggedQueues(ring_bytes=400 * 65_536)
     for _ in range(30):
@@ -291,6 +292,7 @@ def test_the_file_shrinks_when_what_was_in_it_has_gone(tmp_path: Any) -> None:
     connection.close()
 
 
+@pytest.mark.moderate
 def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_emptied(
     tmp_path: Any,
 ) -> None:
@@ -331,6 +333,7 @@ def test_room_for_what_is_committed_is_there_before_so_that_a_full_disk_can_be_e
     connection.close()
 
 
+@pytest.mark.moderate
 def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later() -> None:
     logged = LoggedQueues(ring_bytes=400 * 65_536)
     connection = logged.connection()
@@ -350,6 +353,7 @@ def test_a_full_disk_leaves_the_tables_as_they_were_and_the_step_is_done_later()
     check(connection, whole=True)
 
 
+@pytest.mark.moderate
 def test_a_file_of_a_version_without_transactions_gets_their_tables(tmp_path: Path) -> None:
     create_file(tmp_path, Position(0, 0, 1, DIRECTORY, b"r" * 16))
     path = tmp_path / DATABASE

@@ -61,6 +61,7 @@ def refused(snap: Path, what: str) -> None:
     assert tree(snap.parent) == before
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "name",
     [
@@ -78,6 +79,7 @@ def test_a_name_that_is_no_file_of_a_data_directory_is_refused(
     refused(snap, "no file of a data directory")
 
 
+@pytest.mark.moderate
 def test_a_size_of_nothing_does_not_empty_a_file_outside(snap: Path, precious: Path) -> None:
     """An entry of 0 bytes made restore open, and so empty, the file that it named."""
     change(snap, lambda manifest: manifest["files"].update({str(precious): [16, 0x12345678]}))
@@ -87,6 +89,7 @@ def test_a_size_of_nothing_does_not_empty_a_file_outside(snap: Path, precious: P
     assert precious.read_bytes() == b"of somebody else"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("which", ["file", "ring", "rings", "content"])
 def test_a_link_is_not_followed(snap: Path, precious: Path, which: str) -> None:
     content = snap / CONTENT

@@ -146,6 +146,7 @@ def test_whatever_is_damaged_the_copy_is_sound_and_what_it_lacks_is_told(
     assert again.whole or mended.lost
 
 
+@pytest.mark.moderate
 def test_a_sound_directory_is_copied_whole(tmp_path: Path) -> None:
     had = filled(tmp_path / "data", random.Random(1))
     mended = mend(tmp_path / "data", tmp_path / "new")
@@ -157,6 +158,7 @@ def test_a_sound_directory_is_copied_whole(tmp_path: Path) -> None:
     journal.close()
 
 
+@pytest.mark.moderate
 def test_a_segment_in_the_middle_is_told_by_stream_and_offsets(tmp_path: Path) -> None:
     had = filled(tmp_path / "data", random.Random(2))
     (tmp_path / "data" / "rings" / "main" / "000000000002.seg").unlink()
@@ -184,6 +186,7 @@ def served(directory: Path, stream: str) -> list[bytes]:
         return [bytes(record.body) for record in records]
 
 
+@pytest.mark.moderate
 def test_a_directory_whose_tables_are_being_written_is_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

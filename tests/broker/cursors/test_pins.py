@@ -131,6 +131,7 @@ def test_a_pin_that_the_journal_broke_is_named() -> None:
     assert shell.pins == {}
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("steps", [300, 1_000])
 def test_marks_stay_few_and_tell_about_how_many_bytes_are_held(steps: int) -> None:
     shell = world(expiry_beats=10_000)

@@ -99,6 +99,7 @@ def test_many_slow_members_are_given_one_record_each() -> None:
     assert set(crowd.rounds(10, 150, took_ms=50)) == {150}
 
 
+@pytest.mark.moderate
 def test_a_lone_batch_goes_to_each_of_a_few_members_however_quick_they_are() -> None:
     crowd = Crowd(10)
     crowd.rounds(20, 1_000)
@@ -143,6 +144,7 @@ def test_slow_members_among_quick_ones_are_given_one_record_at_a_time() -> None:
         crowd.answer()
 
 
+@pytest.mark.moderate
 def test_members_that_have_left_are_not_kept_in_the_order_of_the_others() -> None:
     crowd = Crowd(150)
     crowd.rounds(5, 150)
@@ -207,6 +209,7 @@ def test_a_turn_of_a_keyed_group_makes_a_bounded_number_of_deliveries() -> None:
     assert shell.broker.gauges["group_records_held"] == 12_000
 
 
+@pytest.mark.moderate
 def test_members_that_leave_together_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each member that left all slots were settled, for each page of what it held."""
     shell = keyed(200)

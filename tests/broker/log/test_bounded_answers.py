@@ -47,6 +47,7 @@ def pages_of(
         after = names[-1]
 
 
+@pytest.mark.moderate
 def test_a_page_of_links_with_long_names_is_one_that_a_client_takes() -> None:
     shell = Shell()
     for link in range(1, 1_001):
@@ -90,6 +91,7 @@ def test_a_page_of_namespaces_with_long_defaults_is_one_that_a_client_takes() ->
     assert count > 1
 
 
+@pytest.mark.moderate
 def test_a_page_of_transactions_of_many_streams_is_one_that_a_client_takes() -> None:
     world = Transactions()
     streams = ["s" * 250 + f"{n:02}" for n in range(16)]
@@ -179,6 +181,7 @@ def test_an_answer_that_no_wire_carries_ends_the_link_that_asked() -> None:
     assert post.send(2, wire.BrokerInfo(6)).last(wire.Result).request == 6
 
 
+@pytest.mark.moderate
 def test_mail_that_answers_very_many_requests_is_divided() -> None:
     """A client ended its link at replies to 8,000 requests with keys of 128 bytes, for ever."""
     world = pair()

@@ -172,6 +172,7 @@ def test_a_link_has_a_bound_of_pages_that_wait(monkeypatch: pytest.MonkeyPatch) 
     assert world.page(FEW, 504) == (["x07"], False)
 
 
+@pytest.mark.moderate
 def test_pages_for_a_peer_that_does_not_read_have_a_bound(world: World) -> None:
     """Pages that were asked for in one message were kept for it by the thousand."""
     world.shell.broker.blocked(ALL)

@@ -244,6 +244,7 @@ def contents(ready: Ready) -> list[int]:
     return [sum(len(batch.content) for batch in bundle.batches) for bundle in ready.appends]
 
 
+@pytest.mark.moderate
 def test_large_changes_do_not_make_a_bundle_that_the_journal_refuses() -> None:
     post = Stepping()
     settings = {"description": "d" * 60_000}

@@ -193,6 +193,7 @@ def test_what_waits_longest_goes_first_over_all_subjects() -> None:
     assert world.numbers(2) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.moderate
 def test_a_thousand_offers_of_one_service_share_what_comes() -> None:
     world = pair()
     for number in range(1, 1001):
@@ -210,6 +211,7 @@ def test_a_thousand_different_patterns_each_get_their_own() -> None:
     assert [number for number in range(1, 1001) if world.work(2, number)] == [1, 500, 1000]
 
 
+@pytest.mark.moderate
 def test_an_offer_that_slept_while_others_did_all_the_work_gets_what_comes_next() -> None:
     world = pair()
     world.worker(3, "bob")

@@ -53,6 +53,7 @@ def test_a_power_loss_that_takes_back_what_replaced_a_record_leaves_the_record()
     assert world.get("a")["body"] == b"old"
 
 
+@pytest.mark.moderate
 @PLACES
 def test_newest_records_keep_value_and_offset_while_the_ring_comes_round(place: Any) -> None:
     world = World()
@@ -136,6 +137,7 @@ def test_a_reader_gets_no_gap_for_records_that_move_while_the_journal_reads_them
     assert not peer.of(wire.Gap)
 
 
+@pytest.mark.moderate
 def test_a_value_that_moves_while_the_journal_looks_for_it_is_answered() -> None:
     world = World()
     world.put("a", b"value")

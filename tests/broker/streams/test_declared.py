@@ -113,6 +113,7 @@ def test_a_schema_that_cannot_follow_is_refused_by_the_column_that_differs() -> 
     assert list(shell.stream("s").schemas) == [schema_id(OLD)]
 
 
+@pytest.mark.moderate
 def test_an_edit_with_an_older_version_is_refused_and_changes_nothing() -> None:
     shell = typed()
     asked(shell, wire.EditStream(2, "s", {"schema": NEW}))

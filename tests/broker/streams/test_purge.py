@@ -108,6 +108,7 @@ def test_what_the_journal_was_reading_when_it_was_purged_is_not_shown() -> None:
         assert [offsets(shell.peers[1], number) for number in (1, 2)] == [LEFT, LEFT]
 
 
+@pytest.mark.moderate
 def test_what_a_live_reader_waits_for_to_be_matched_is_not_shown_when_it_was_purged() -> None:
     shell = Sliced()
     attacked(shell, subjects(60))

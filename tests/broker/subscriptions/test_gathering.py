@@ -118,6 +118,7 @@ def test_the_texts_of_headers_weigh_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(size <= QUANTUM for _, size in found)
 
 
+@pytest.mark.moderate
 def test_what_is_gathered_weighs_no_more_than_it_was_counted_as() -> None:
     rng = random.Random(1)
     for _ in range(500):
@@ -137,6 +138,7 @@ def test_what_is_gathered_weighs_no_more_than_it_was_counted_as() -> None:
         assert gathering.bytes == 0
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("rows", [40, 36])
 def test_no_batch_begins_once_gathered_rows_have_used_the_credit_up(
     rows: int, monkeypatch: pytest.MonkeyPatch

@@ -176,6 +176,7 @@ def test_a_stream_that_falls_too_far_behind_is_read_on_demand_and_loses_nothing(
     assert offsets(shell, 1, 5) == every
 
 
+@pytest.mark.moderate
 def test_what_waits_for_matching_over_all_streams_has_a_bound_and_loses_nothing() -> None:
     shell = Sliced(hot_bytes=200_000)
     names = subjects(30)
@@ -471,6 +472,7 @@ def test_headers_are_not_made_in_one_go_when_the_last_who_waits_for_them_leaves(
     assert late.batch.content._headers is None, "they would be made in one go"
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("first", [0, *slow([5, 10, 15, 20, 25])])
 def test_random_subscribers_come_and_go_while_batches_are_matched(first: int) -> None:
     for seed in range(first, first + 5):

@@ -119,6 +119,7 @@ async def test_reading_at_full_speed_lets_the_loop_turn(broker: FakeBroker) -> N
         assert turns > 50
 
 
+@pytest.mark.moderate
 async def test_publishes_of_many_tasks_beyond_the_window_all_wait(broker: FakeBroker) -> None:
     async with connect(broker.endpoint, **FAST, window_bytes=4096, batch_bytes=1024) as client:
         sizes = (1, 12, 900) * 200

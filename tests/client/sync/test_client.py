@@ -19,6 +19,7 @@ from tests.waiting import WAIT_MS, WAIT_S
 __all__ = ["broker"]
 
 
+@pytest.mark.moderate
 def test_threads_share_one_client(broker: FakeBroker) -> None:
     with connect_sync(broker.endpoint, **FAST) as client:
         offsets: list[int] = []
@@ -78,6 +79,7 @@ def test_an_iteration_with_a_timeout_can_be_gone_on_with(broker: FakeBroker) -> 
         assert next(subscription).body == b"x"
 
 
+@pytest.mark.moderate
 def test_a_forked_child_is_told_and_the_parent_goes_on(broker: FakeBroker) -> None:
     with connect_sync(broker.endpoint, **FAST) as client:
         client.publish("s", b"before")

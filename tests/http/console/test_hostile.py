@@ -149,6 +149,7 @@ def test_a_browser_that_leaves_amid_its_form_is_no_error(
     assert not caplog.records
 
 
+@pytest.mark.moderate
 def test_a_name_that_cannot_be_one_is_refused(http: RunningHttp) -> None:
     for user, password in (("a" * 300, "x"), ("a", "x" * 300), ("\x00", "\x00"), ("ü" * 200, "x")):
         assert Browser(http.address).log_in(user, password).status == 401
@@ -183,6 +184,7 @@ def test_a_user_has_so_many_sessions_and_links_at_most(
         until(lambda: links() <= USER_SESSIONS_MAX + 2)  # those of other tests of this broker
 
 
+@pytest.mark.moderate
 def test_who_logs_in_anew_ends_the_session_before(enter: Callable[[str], Browser]) -> None:
     browser = enter("reader")
     before = dict(browser.cookies)
@@ -329,6 +331,7 @@ def test_an_event_stream_outlives_the_time_of_a_request(
         assert http.serving.bounds.cut == cut
 
 
+@pytest.mark.moderate
 def test_names_of_the_page_are_quoted(root: Browser) -> None:
     hostile = '"><script>alert(1)</script>'
     for page in ("stream", "mailbox", "service", "streams", "clients"):

@@ -18,6 +18,7 @@ def eve(enter: Callable[[str], Browser], client: SyncClient) -> Browser:
     return enter("acme.eve")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("page", "shown"),
     [
@@ -42,10 +43,12 @@ def test_a_person_of_a_namespace_is_not_offered_to_have_the_configuration_read(
     assert "do/reload" not in page.text
 
 
+@pytest.mark.moderate
 def test_a_look_outside_is_forbidden(eve: Browser) -> None:
     assert eve.get("stream", name="acme.orders").status == 200
     assert "may not read" in eve.get("stream", name="acmex.orders").words
 
 
+@pytest.mark.moderate
 def test_the_page_of_users_tells_the_namespace_of_each(root: Browser) -> None:
     assert "acme" in root.get("users", prefix="acme.e").words.replace("acme.e", "")

@@ -458,6 +458,7 @@ def test_a_copy_under_a_subject_that_a_person_may_not_write_ends_early(
     assert client.stream_info("open.narrow").records == 0
 
 
+@pytest.mark.moderate
 def test_every_change_needs_the_token(
     root: Browser, enter: Callable[[str], Browser], client: SyncClient
 ) -> None:

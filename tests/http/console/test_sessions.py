@@ -42,6 +42,7 @@ def test_without_a_session_there_is_the_login_page_only(http: RunningHttp, path:
         assert page.headers["location"].startswith("/console/login")
 
 
+@pytest.mark.moderate
 def test_an_address_that_no_page_has_is_answered_with_the_menu(root: Browser) -> None:
     page = root.get("nothing/else")
     assert page.status == 404
@@ -73,6 +74,7 @@ def test_a_person_logs_in_as_a_user_of_the_broker(root: Browser, client: SyncCli
     assert [each.software for each in client.list_links() if each.software == "malamute console"]
 
 
+@pytest.mark.moderate
 def test_a_wrong_password_brings_no_session(http: RunningHttp) -> None:
     browser = Browser(http.address)
     page = browser.log_in("root", "wrong")
@@ -87,6 +89,7 @@ def test_a_broker_with_authentication_takes_nobody_in_without_a_name(http: Runni
     assert Browser(http.address).log_in("", "").status == 401
 
 
+@pytest.mark.moderate
 def test_a_broker_without_authentication_takes_people_in_without_a_name(
     open_http: RunningHttp,
 ) -> None:
@@ -353,6 +356,7 @@ async def test_a_session_without_a_link_says_so() -> None:
     assert (await session.source.facts()).reason == "there is no link to the broker"
 
 
+@pytest.mark.moderate
 def test_an_address_waits_after_wrong_attempts_and_longer_each_time() -> None:
     time = Time()
     attempts = Attempts(clock=time)

@@ -47,6 +47,7 @@ def test_a_reload_is_asked_for_and_the_page_tells_what_it_did(tmp_path: Path) ->
         assert "links.links_max ✕ refused" in words
 
 
+@pytest.mark.moderate
 def test_a_person_who_is_no_administrator_is_told_why_no_values_are_shown(reader: Browser) -> None:
     words = reader.get("settings").words
     assert "Not shown: forbidden: you may not see the settings" in words
@@ -54,6 +55,7 @@ def test_a_person_who_is_no_administrator_is_told_why_no_values_are_shown(reader
     assert "you may not have the configuration read anew" in reader.post("do/reload").words
 
 
+@pytest.mark.moderate
 def test_an_earlier_broker_tells_no_settings(
     root: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

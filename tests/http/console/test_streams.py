@@ -24,6 +24,7 @@ def filled(client: SyncClient) -> None:
     client.publish("hostile", b"\xff\xfe\x00", subject=HOSTILE.replace("\x1b", ""))
 
 
+@pytest.mark.moderate
 def test_the_overview_shows_what_is_there(root: Browser) -> None:
     page = root.get()
     assert page.status == 200
@@ -32,6 +33,7 @@ def test_the_overview_shows_what_is_there(root: Browser) -> None:
     assert "■" in page.text or "● fine" in page.text
 
 
+@pytest.mark.moderate
 def test_the_list_shows_what_the_person_may_see(root: Browser, reader: Browser) -> None:
     assert "closed.trades" in root.get("streams").text
     assert "open.trades" in reader.get("streams").text
@@ -246,6 +248,7 @@ def test_a_stream_is_made_with_its_settings_and_one_that_is_there_is_left(
     assert client.stream_info("made").settings == settings
 
 
+@pytest.mark.moderate
 def test_settings_of_a_stream_are_changed_where_they_differ(
     root: Browser, client: SyncClient
 ) -> None:

@@ -183,6 +183,7 @@ def test_ipc_asks_for_a_credential_too(tmp_path: Path) -> None:
         assert identity_seen(listener, client, REFUSED_MS) is None
 
 
+@pytest.mark.moderate
 def test_a_context_with_a_handler_of_its_own_is_refused() -> None:
     settings = Authentication(mechanism="plain", users={"alice": hash_password("secret")})
     with zmq.Context() as context:
@@ -478,6 +479,7 @@ def test_something_that_is_no_hash_is_refused_and_never_printed(text: str) -> No
     assert not text or text not in caught.value.why
 
 
+@pytest.mark.moderate
 def test_a_users_file_is_read_by_lines(tmp_path: Path) -> None:
     file = tmp_path / "users"
     file.touch(0o640)

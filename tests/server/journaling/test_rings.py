@@ -139,6 +139,7 @@ def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench)
     assert bench.rings.facts()["own"]["prepared_in_append_total"] == 0
 
 
+@pytest.mark.moderate
 def test_a_question_about_a_ring_that_is_being_opened_may_come_again(bench: Bench) -> None:
     bench.troubles.may_create.clear()
     bench.rings.open("own", OWN)
@@ -364,6 +365,7 @@ def test_reads_of_history_do_not_wait_for_all_questions_before_them(
     assert [answer.token for answer in answers].index(77) <= 2
 
 
+@pytest.mark.moderate
 def test_history_that_several_want_is_read_once_and_one_alone_lets_go_of_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -429,6 +431,7 @@ def sealed_segment(bench: Bench) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.moderate
 def test_removing_a_ring_gives_what_clients_have_not_read_of_it_memory_of_its_own(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,6 +444,7 @@ def test_removing_a_ring_gives_what_clients_have_not_read_of_it_memory_of_its_ow
     assert detached.wait(WAIT_S)
 
 
+@pytest.mark.moderate
 def test_a_recent_read_is_done_again_when_its_pages_cannot_be_brought_in_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
