@@ -9,9 +9,11 @@ broker's configuration. Source: XDG base directory specification.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_py.cli.absent import nearest
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.replacing import replace_whole
+from malamute_py.cli.replacing import alone_in, replace_whole
 
 if TYPE_CHECKING:
     from malamute_py.client.settings import Credential
@@ -170,10 +172,22 @@ class Contexts:
         except (AttributeError, TypeError):
             raise CommandFailed(f"{path}: is not a file of contexts; mend or remove it") from None
 
-    def save(self) -> None:
-        """Replace the file whole."""
+    @classmethod
+    @contextlib.contextmanager
+    def changing(cls) -> Iterator[Contexts]:
+        """Give the body the contexts to change, and replace the file whole at its end.
+
+        Another command that changes them waits. Raises CommandFailed: the file is damaged; OSError.
+        """
         path = file().resolve()  # A link stays: the file that it leads to is replaced.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with alone_in(path.parent):
+            found = cls.load()
+            yield found
+            found._save(path)
+
+    def _save(self, path: Path) -> None:
+        """Replace the file whole; the caller has the lock. path: of the file itself."""
         table = {
             "current": self.current,
             "contexts": {
