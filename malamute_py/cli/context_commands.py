@@ -77,7 +77,9 @@ def add(
         str, typer.Option(help="Endpoint of the broker; several with commas are tried in turn.")
     ] = DEFAULT_ENDPOINT,
     user: Annotated[str, typer.Option(help="User name (PLAIN).")] = "",
-    password_file: Annotated[str, typer.Option(metavar="FILE", help="Holds the password.")] = "",
+    password_file: Annotated[
+        str, typer.Option(metavar="FILE", help="Its first line is the password.")
+    ] = "",
     password_env: Annotated[
         str, typer.Option(metavar="VARIABLE", help="Variable that holds the password.")
     ] = "",

@@ -122,7 +122,7 @@ class Context:
 
         from malamute_py.client.settings import Curve
 
-        secret = _read_secret(self.secret_key_file) if self.secret_key_file else ""
+        secret = _read_secret(self.secret_key_file).strip() if self.secret_key_file else ""
         if len(secret) != KEY_CHARACTERS:
             raise CommandFailed(
                 f"{self.secret_key_file or 'the context'}: no CURVE secret key of 40 characters;"
@@ -135,9 +135,11 @@ class Context:
 
 
 def _read_secret(path: str) -> str:
-    """Return what a file with a password or key holds. Raises CommandFailed."""
+    """Return the password or key in a file. Raises CommandFailed."""
+    from malamute_py.sections import secret_line
+
     try:
-        return Path(path).expanduser().read_text().strip()
+        return secret_line(Path(path).expanduser().read_bytes()).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CommandFailed(f"{path}: cannot be read ({reason.lower()})", USAGE) from None
