@@ -20,7 +20,7 @@ from malamute_protocol.errors import ConnectionLost, Timeout
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import unreachable
 from malamute_py.cli.options import options
-from malamute_py.cli.values import duration_ms
+from malamute_py.cli.values import duration_ms, go_by_broker
 
 if TYPE_CHECKING:
     from malamute_py.client.aio.client import Client
@@ -90,6 +90,8 @@ def linked(
             asked["tracing"] = outer.enter_context(telling())
         with _telling_why_unreachable(endpoints, watch, asked["credential"]):
             client = connect_sync(endpoints, **asked)
+        if client.welcome is not None and client.welcome.now_ms:
+            go_by_broker(client.welcome.now_ms)
         watch.client = client
         if not stays and not client.linked:
             client.abort()  # The link was lost before the watch had the client to end.
