@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute_py.cli.letters import sender_text
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.values import broker_now_ms, count_text, duration_text, size_text, time_text
+from malamute_py.cli.values import age_text, broker_now_ms, count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import GroupFacts, ServiceFacts
@@ -45,12 +45,12 @@ def sized(count: int) -> Cell:
 
 def age(at_ms: int) -> Cell:
     """Return how long ago that was by the broker's clock; 0: it never was."""
-    return Cell(at_ms, duration_text(max(0, broker_now_ms() - at_ms)) if at_ms else "-")
+    return Cell(at_ms, age_text(broker_now_ms() - at_ms) if at_ms else "-")
 
 
 def left(until_ms: int) -> Cell:
     """Return how long it is until then by the broker's clock; 0: there is no such time."""
-    return Cell(until_ms, duration_text(max(0, until_ms - broker_now_ms())) if until_ms else "-")
+    return Cell(until_ms, age_text(until_ms - broker_now_ms()) if until_ms else "-")
 
 
 def moment(at_ms: int) -> Cell:

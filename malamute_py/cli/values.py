@@ -170,14 +170,18 @@ def size_text(count: int) -> str:
     return size(count)
 
 
-def duration_text(span_ms: int) -> str:
-    """Write a duration: 7 d, 1 h 30 m, 2.5 s."""
+def duration_text(span_ms: int, units_max: int = 3) -> str:
+    """Write a duration by its largest units: 7 d, 1 h 30 m 5 s, 2.5 s."""
     if span_ms < 60_000:
         return f"{span_ms} ms" if span_ms < 1000 else f"{span_ms / 1000:.3g} s"
-    minutes = span_ms // 60_000
-    # 1,440 minutes are a day.
-    parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m")]
-    return " ".join(f"{count} {unit}" for count, unit in parts if count)
+    hours, seconds = divmod(span_ms // 1000, 3600)
+    parts = [(hours // 24, "d"), (hours % 24, "h"), (seconds // 60, "m"), (seconds % 60, "s")]
+    return " ".join([f"{count} {unit}" for count, unit in parts if count][:units_max])
+
+
+def age_text(span_ms: int) -> str:
+    """Write an age, as in a column, by two units at most: 1 d 2 h. A negative one is 0 ms."""
+    return duration_text(max(0, span_ms), 2)
 
 
 def count_text(count: int, noun: str = "") -> str:
