@@ -1,9 +1,9 @@
 """The section of the configuration for the HTTP side, and the error of all sections.
 
-Owns what the HTTP side needs of the configuration, and who may read files with secrets. `malamute
-http` may run without the broker's packages, beside a broker elsewhere, and config/sections.py names
-the bounds of the core. The rule: this module imports nothing of the broker. Source:
-deploy/malamute.toml.
+Owns what the HTTP side needs of the configuration, who may read files with secrets, and what is the
+secret in one. `malamute http` may run without the broker's packages, beside a broker elsewhere, and
+config/sections.py names the bounds of the core. The rule: this module imports nothing of the
+broker. Source: deploy/malamute.toml.
 """
 
 from __future__ import annotations
@@ -124,6 +124,11 @@ def serves_console(http: HttpSection) -> bool:
     return http.console in ("login", "open") or (http.console == "local" and not public)
 
 
+def secret_line(data: bytes) -> bytes:
+    """Return the password or token that a file holds: its first line, without the line's end."""
+    return data.partition(b"\n")[0].removesuffix(b"\r")
+
+
 def read_token(path: str) -> str:
     """Return the token of the HTTP side, from the file that http.token_file names; "": no file.
 
@@ -138,7 +143,7 @@ def read_token(path: str) -> str:
             facts = os.fstat(file.fileno())
             if not stat.S_ISREG(facts.st_mode):
                 raise ConfigError(key, f"{path} is no regular file")
-            text = file.read(4_096).decode("ascii").strip()
+            text = secret_line(file.read(4_096)).decode("ascii")
     except OSError as error:
         raise ConfigError(key, f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from malamute_py.cli.letters import sender_text
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
+from malamute_py.cli.values import age_text, broker_now_ms, count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import GroupFacts, ServiceFacts
@@ -43,10 +43,14 @@ def sized(count: int) -> Cell:
     return Cell(count, size_text(count))
 
 
-def age(at_ms: int, clock_ms: int | None = None) -> Cell:
-    """Return how long ago that was; 0: it never was. clock_ms: the broker's clock, if known."""
-    clock_ms = now_ms() if clock_ms is None else clock_ms
-    return Cell(at_ms, duration_text(max(0, clock_ms - at_ms)) if at_ms else "-")
+def age(at_ms: int) -> Cell:
+    """Return how long ago that was by the broker's clock; 0: it never was."""
+    return Cell(at_ms, age_text(broker_now_ms() - at_ms) if at_ms else "-")
+
+
+def left(until_ms: int) -> Cell:
+    """Return how long it is until then by the broker's clock; 0: there is no such time."""
+    return Cell(until_ms, age_text(until_ms - broker_now_ms()) if until_ms else "-")
 
 
 def moment(at_ms: int) -> Cell:

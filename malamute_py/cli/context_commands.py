@@ -77,7 +77,9 @@ def add(
         str, typer.Option(help="Endpoint of the broker; several with commas are tried in turn.")
     ] = DEFAULT_ENDPOINT,
     user: Annotated[str, typer.Option(help="User name (PLAIN).")] = "",
-    password_file: Annotated[str, typer.Option(metavar="FILE", help="Holds the password.")] = "",
+    password_file: Annotated[
+        str, typer.Option(metavar="FILE", help="Its first line is the password.")
+    ] = "",
     password_env: Annotated[
         str, typer.Option(metavar="VARIABLE", help="Variable that holds the password.")
     ] = "",
@@ -118,14 +120,13 @@ def add(
         raise CommandFailed("--user (PLAIN) and --server-key (CURVE) exclude each other", USAGE)
     if (password_file or password_env) and not user:
         raise CommandFailed("a password needs a --user", USAGE)
-    kept = Contexts.load()
-    if name in kept.contexts and not force:
-        raise CommandFailed(f"context {name} exists; replace it with --force")
-    in_use = use or not kept.contexts
-    kept.contexts[name] = context
-    if in_use:
-        kept.current = name
-    kept.save()
+    with Contexts.changing() as kept:
+        if name in kept.contexts and not force:
+            raise CommandFailed(f"context {name} exists; replace it with --force")
+        in_use = use or not kept.contexts
+        kept.contexts[name] = context
+        if in_use:
+            kept.current = name
     output.done(
         f"added context {name}: {endpoint}{', in use now' if in_use else ''}",
         {"context": name, "current": in_use, **asdict(context)}, as_json=as_json,
@@ -146,11 +147,10 @@ Examples:
 )
 def use_(name: Name, as_json: output.Json = False) -> None:
     """Use a context from now on; `-` for none."""
-    kept = Contexts.load()
-    if name != "-":
-        kept.get(name)  # It raises the error where there is none.
-    kept.current = "" if name == "-" else name
-    kept.save()
+    with Contexts.changing() as kept:
+        if name != "-":
+            kept.get(name)  # It raises the error where there is none.
+        kept.current = "" if name == "-" else name
     text = f"context {name} is in use" if kept.current else "no context is in use"
     output.done(text, {"current": kept.current}, as_json=as_json)
 
@@ -163,12 +163,11 @@ Examples:
 )
 def rm(name: Name, as_json: output.Json = False) -> None:
     """Forget a context."""
-    kept = Contexts.load()
-    kept.get(name)  # It raises the error where there is none.
-    del kept.contexts[name]
-    if kept.current == name:
-        kept.current = ""
-    kept.save()
+    with Contexts.changing() as kept:
+        kept.get(name)  # It raises the error where there is none.
+        del kept.contexts[name]
+        if kept.current == name:
+            kept.current = ""
     output.done(f"removed context {name}", {"removed": name}, as_json=as_json)
 
 

@@ -9,9 +9,11 @@ broker's configuration. Source: XDG base directory specification.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from malamute_protocol import DEFAULT_ENDPOINT
 from malamute_py.cli.absent import nearest
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.replacing import replace_whole
+from malamute_py.cli.replacing import alone_in, replace_whole
 
 if TYPE_CHECKING:
     from malamute_py.client.settings import Credential
@@ -120,7 +122,7 @@ class Context:
 
         from malamute_py.client.settings import Curve
 
-        secret = _read_secret(self.secret_key_file) if self.secret_key_file else ""
+        secret = _read_secret(self.secret_key_file).strip() if self.secret_key_file else ""
         if len(secret) != KEY_CHARACTERS:
             raise CommandFailed(
                 f"{self.secret_key_file or 'the context'}: no CURVE secret key of 40 characters;"
@@ -133,9 +135,11 @@ class Context:
 
 
 def _read_secret(path: str) -> str:
-    """Return what a file with a password or key holds. Raises CommandFailed."""
+    """Return the password or key in a file. Raises CommandFailed."""
+    from malamute_py.sections import secret_line
+
     try:
-        return Path(path).expanduser().read_text().strip()
+        return secret_line(Path(path).expanduser().read_bytes()).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CommandFailed(f"{path}: cannot be read ({reason.lower()})", USAGE) from None
@@ -170,10 +174,22 @@ class Contexts:
         except (AttributeError, TypeError):
             raise CommandFailed(f"{path}: is not a file of contexts; mend or remove it") from None
 
-    def save(self) -> None:
-        """Replace the file whole."""
+    @classmethod
+    @contextlib.contextmanager
+    def changing(cls) -> Iterator[Contexts]:
+        """Give the body the contexts to change, and replace the file whole at its end.
+
+        Another command that changes them waits. Raises CommandFailed: the file is damaged; OSError.
+        """
         path = file().resolve()  # A link stays: the file that it leads to is replaced.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with alone_in(path.parent):
+            found = cls.load()
+            yield found
+            found._save(path)
+
+    def _save(self, path: Path) -> None:
+        """Replace the file whole; the caller has the lock. path: of the file itself."""
         table = {
             "current": self.current,
             "contexts": {

@@ -19,7 +19,7 @@ from malamute_py.cli.absent import absent
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import CommandFailed
 from malamute_py.cli.inputs import whole
-from malamute_py.cli.linking import linked
+from malamute_py.cli.linking import check_unconfirmed, linked
 from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import Confirm, Stream
 from malamute_py.cli.values import count_text, iso_text, time_text
@@ -111,6 +111,8 @@ def put(
     body = _given(value)
     with linked(ctx) as client:
         revision = _view(client, stream).put(key, body, confirm=confirm)
+        if confirm == "none":
+            check_unconfirmed(client, stream, client.stream_info)
     _tell(f"{key} is set", key, revision, as_json)
 
 

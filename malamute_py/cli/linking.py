@@ -2,7 +2,8 @@
 
 Owns how a command waits for the link, and what it does when the link is lost. The rules: a command
 that asks one thing ends when its link is lost (exit code 3); one that streams goes on when the
-broker is back, and says both on standard error.
+broker is back, and says both on standard error; one that asks for no confirm tells of refusals that
+came before its end.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from malamute_protocol.errors import ConnectionLost, Timeout
+from malamute_protocol.errors import BrokerRefused, ConnectionLost, Timeout
 from malamute_py.cli.commands import say
-from malamute_py.cli.failures import unreachable
+from malamute_py.cli.failures import CommandFailed, unreachable
 from malamute_py.cli.options import options
-from malamute_py.cli.values import duration_ms
+from malamute_py.cli.values import duration_ms, go_by_broker
 
 if TYPE_CHECKING:
     from malamute_py.client.aio.client import Client
@@ -90,11 +91,30 @@ def linked(
             asked["tracing"] = outer.enter_context(telling())
         with _telling_why_unreachable(endpoints, watch, asked["credential"]):
             client = connect_sync(endpoints, **asked)
+        if client.welcome is not None and client.welcome.now_ms:
+            go_by_broker(client.welcome.now_ms)
         watch.client = client
         if not stays and not client.linked:
             client.abort()  # The link was lost before the watch had the client to end.
         with _telling_why_lost(watch), client:
             yield client
+
+
+def check_unconfirmed(client: SyncClient, name: str, question: Callable[[str], object]) -> None:
+    """Raise CommandFailed when the broker refused something that was sent without a confirm.
+
+    It answers that only when it refuses it. name: of the stream or mailbox; question: any about it.
+    """
+    client.flush()
+    # Answers come in order: with that to a later question, all refusals are there. A refusal is an
+    # answer, too: a user may write to a stream that it is told nothing of.
+    with suppress(BrokerRefused):
+        question(name)
+    if client.refused_unconfirmed:
+        raise CommandFailed(
+            f"{name}: the broker refused some of it ({client.refused_unconfirmed} batches);"
+            " send with --confirm stored to learn why"
+        )
 
 
 @asynccontextmanager

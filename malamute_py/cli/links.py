@@ -41,16 +41,13 @@ def ls(
     """List the links that clients have to the broker."""
     with linked(ctx) as client:
         found = client.list_links(limit)
-        welcome = client.welcome
-        # Ages by the broker's clock; an earlier version tells it in its WELCOME alone.
-        now_ms = int(client.broker_info().more.get("now_ms", welcome.now_ms if welcome else 0))
     output.entries(
         [
             Column("link", "Link", right=True),
             read("identity", "Identity", creator, style="cyan"),
             Column("software", "Software"),
             Column("state", "State", spare=True),
-            _more("opened_ms", "For", lambda at_ms: age(at_ms, now_ms)),
+            _more("opened_ms", "For", age),
             Column("subscriptions", "Subscriptions", right=True, spare=True),
             _more("unconfirmed_bytes", "Unconfirmed", sized),
             _more("unread_bytes", "Unread", sized),

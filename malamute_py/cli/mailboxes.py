@@ -23,7 +23,7 @@ from malamute_py.cli.output import Cell, Column, kept
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Replace, Settings, shown, wanted
-from malamute_py.cli.values import count_text, duration_text, now_ms, size_text, time_text
+from malamute_py.cli.values import count_text, size_text, time_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import MailboxFacts
@@ -123,8 +123,8 @@ def _show(found: MailboxFacts, as_json: bool) -> None:
 
 
 def since(at_ms: int) -> Cell:
-    """Return a time, and how long ago that was."""
-    ago = f"{time_text(at_ms)} ({duration_text(max(0, now_ms() - at_ms))} ago)"
+    """Return a time, and how long ago that was by the broker's clock."""
+    ago = f"{time_text(at_ms)} ({age(at_ms).text} ago)"
     return Cell(at_ms, ago if at_ms else "-", "" if at_ms else "dim")
 
 

@@ -10,16 +10,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from malamute_protocol.errors import BrokerRefused, MalamuteError
+from malamute_protocol.errors import MalamuteError
 from malamute_py.cli import inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, CommandFailed
-from malamute_py.cli.linking import LAST_WAIT_MS, linked
+from malamute_py.cli.linking import LAST_WAIT_MS, check_unconfirmed, linked
 from malamute_py.cli.parameters import (
     Confirm,
     Expires,
@@ -108,7 +107,7 @@ def _one(
         stream, [body], subjects=[defaults.subject], confirm=confirm, **defaults.options()
     )[0]
     if confirmed.level == "none":
-        _check_unconfirmed(client, stream)
+        check_unconfirmed(client, stream, client.stream_info)
         output.done(
             f"sent to {stream}; nothing was promised",
             {"stream": stream, "level": "none"}, as_json=as_json,
@@ -126,23 +125,6 @@ def _one(
         },
         as_json=as_json,
     )  # fmt: skip
-
-
-def _check_unconfirmed(client: SyncClient, stream: str) -> None:
-    """Raise CommandFailed when the broker refused something that was published without a confirm.
-
-    It answers such records only when it refuses them.
-    """
-    client.flush()
-    # Answers come in order: with that to a later question, all refusals are there. A refusal is an
-    # answer, too: a user may write to a stream that it is told nothing of.
-    with suppress(BrokerRefused):
-        client.stream_info(stream)
-    if client.refused_unconfirmed:
-        raise CommandFailed(
-            f"{stream}: the broker refused some of it ({client.refused_unconfirmed} batches);"
-            " publish with --confirm stored to learn why"
-        )
 
 
 class _Publishing:
@@ -183,7 +165,7 @@ class _Publishing:
                 progress.title("confirming")
                 window.wait(LAST_WAIT_MS if interrupted else None)
             if self._confirm == "none":
-                _check_unconfirmed(self._client, self._stream)
+                check_unconfirmed(self._client, self._stream, self._client.stream_info)
         except (MalamuteError, KeyboardInterrupt):
             say(f"{count_text(window.confirmed, 'record')} of {window.published:,} confirmed")
             raise

@@ -1,13 +1,33 @@
 """Files of settings that commands replace whole.
 
 Owns the way in which one is replaced. The rules: a crash leaves the old file or the new one; a
-failure leaves nothing beside it; a new file is for its owner only.
+failure leaves nothing beside it; a new file is for its owner only; two commands that read and
+replace a file do so one after the other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other commands out while the body changes a file of a folder, which is on disk then.
+
+    The lock is the folder's: the file itself is another one after each change. folder: of the file
+    itself, not of a link to it. Raises OSError.
+    """
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def replace_whole(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from malamute_py.cli.looking import Look
-from malamute_py.cli.values import count_text, duration_text, size_text, within
+from malamute_py.cli.values import age_text, count_text, size_text, within
 from malamute_py.health.facts import ring_title, was_started
 from malamute_py.health.troubles import STUCK, Trouble, of_all
 
@@ -81,7 +81,7 @@ def _rate(value: float) -> str:
 
 
 def _age(value: float) -> str:
-    return duration_text(int(value) // 1000 * 1000) if value >= 1000 else "0 s"
+    return age_text(int(value) // 1000 * 1000) if value >= 1000 else "0 s"
 
 
 def _bytes(value: float) -> str:

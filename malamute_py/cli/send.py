@@ -18,7 +18,7 @@ from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.cli import complete, inputs, output
 from malamute_py.cli.commands import say
 from malamute_py.cli.failures import INTERRUPTED, USAGE, CommandFailed
-from malamute_py.cli.linking import linked
+from malamute_py.cli.linking import check_unconfirmed, linked
 from malamute_py.cli.parameters import (
     Confirm,
     Expires,
@@ -173,7 +173,7 @@ class _Sending:
         except Timeout:
             raise self._not_taken() from None
         if told.level == "none":
-            client.flush()  # No confirm was waited for: at least it has to leave this process.
+            check_unconfirmed(client, self._mailbox, client.mailbox_info)
         if not self._json and not output.on_terminal():
             print(f"{self._mailbox}\t{told.offset}\t{told.level}")
             return
@@ -220,6 +220,8 @@ class _Sending:
                 raise
             except (CommandFailed, OSError) as error:
                 unreadable = error  # Messages before it are told of first.
+        if self._confirm == "none":
+            check_unconfirmed(client, self._mailbox, client.mailbox_info)
         if unreadable is None or self._count:
             self._tell()
         if unreadable is not None:

@@ -14,7 +14,18 @@ from malamute_protocol.errors import BrokerRefused
 from malamute_py.cli import complete, output
 from malamute_py.cli.absent import absent, made_or_edited
 from malamute_py.cli.agreed import Yes, agreed
-from malamute_py.cli.columns import age, counted, dead, figure, moment, read, red, sender, sized
+from malamute_py.cli.columns import (
+    age,
+    counted,
+    dead,
+    figure,
+    left,
+    moment,
+    read,
+    red,
+    sender,
+    sized,
+)
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
@@ -23,7 +34,7 @@ from malamute_py.cli.output import Cell, Column
 from malamute_py.cli.parameters import MemoryOnCreate, Prefix
 from malamute_py.cli.progress import watched
 from malamute_py.cli.settings import Description, LevelOption, Replace, Settings, shown, wanted
-from malamute_py.cli.values import count_text, duration_text, now_ms
+from malamute_py.cli.values import count_text
 
 if TYPE_CHECKING:
     from malamute_py.client.facts import PeekedRequest, ServiceFacts
@@ -149,18 +160,13 @@ def _link(number: int) -> Cell:
     return Cell(number, str(number)) if number else Cell(0, "away", "yellow")
 
 
-def _left(until_ms: int) -> Cell:
-    """Return the cell of the time until a lease ends; 0: there is none."""
-    return Cell(until_ms, duration_text(max(0, until_ms - now_ms())) if until_ms else "-")
-
-
 _WORKERS: Final = (
     read("holder", "Worker", sender, style="cyan"),
     figure("link", "Link", _link),
     figure("held", "In hand"),
     figure("received", "Received", spare=True),
     figure("since_ms", "For", age),
-    figure("lease_until_ms", "Lease left", _left),
+    figure("lease_until_ms", "Lease left", left),
     figure("attempts", "Most attempts"),
 )
 

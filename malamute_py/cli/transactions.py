@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 import typer
 
 from malamute_py.cli import output
 from malamute_py.cli.agreed import Yes, agreed
-from malamute_py.cli.columns import age, figure, sized
+from malamute_py.cli.columns import age, figure, left, sized
 from malamute_py.cli.commands import group
 from malamute_py.cli.failures import USAGE, CommandFailed
 from malamute_py.cli.linking import linked
 from malamute_py.cli.output import Cell, Column
-from malamute_py.cli.values import duration_text
 from malamute_py.client.facts import PutOffFacts
 
 app = group("transaction")
@@ -40,28 +38,18 @@ def ls(
     """List the transactions that are open or being appended, oldest first."""
     with linked(ctx) as client:
         found = client.transactions(limit=limit)
-        now_ms = int(client.broker_info().more.get("now_ms", 0))
-    ago = partial(age, clock_ms=now_ms)  # By the broker's clock, as its times are.
     output.entries(
         [
             Column("transaction", "Transaction", cell=lambda each: each.transaction.hex()),
             Column("identity", "Identity", style="cyan"),
             Column("state", "State"),
-            figure("since_ms", "For", ago),
-            figure("touched_ms", "Idle", ago),
-            figure(
-                "deadline_ms",
-                "Ends in",
-                lambda at_ms: Cell(at_ms, duration_text(max(0, at_ms - now_ms))),
-            ),
+            figure("since_ms", "For", age),
+            figure("touched_ms", "Idle", age),
+            figure("deadline_ms", "Ends in", left),
             Column("records", "Records", right=True),
             figure("bytes", "Bytes", sized),
             Column("streams", "Streams", spare=True, cell=lambda each: ",".join(each.streams)),
-            Column(
-                "put_off",
-                "Put off",
-                cell=lambda each: _put_off(each.put_off, now_ms, as_json=as_json),
-            ),
+            Column("put_off", "Put off", cell=lambda each: _put_off(each.put_off, as_json)),
         ],
         found,
         as_json=as_json,
@@ -69,14 +57,13 @@ def ls(
     )
 
 
-def _put_off(found: list[PutOffFacts], now_ms: int, *, as_json: bool) -> Cell:
+def _put_off(found: list[PutOffFacts], as_json: bool) -> Cell:
     """Return the cell of a committed transaction's streams whose ring refuses the records so far.
 
     For a person and a pipe as text with the reason; as_json: with all facts.
     """
     text = "; ".join(
-        f"{each.stream or 'ring main'} for {duration_text(max(0, now_ms - each.since_ms))}: "
-        f"{each.code}: {each.reason}"
+        f"{each.stream or 'ring main'} for {age(each.since_ms).text}: {each.code}: {each.reason}"
         for each in found
     )
     if as_json:

@@ -294,10 +294,13 @@ def _password() -> str:
 
     Raises CommandFailed: it is empty, or no UTF-8.
     """
+    from malamute_py.sections import secret_line
+
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
-        password = sys.stdin.buffer.readline().decode(errors="surrogateescape").rstrip("\n")
+        line = secret_line(sys.stdin.buffer.readline())
+        password = line.decode(errors="surrogateescape")
     # surrogateescape has put these in the place of bytes that are no UTF-8.
     if any("\udc80" <= sign <= "\udcff" for sign in password):
         raise CommandFailed("the password is not UTF-8, which clients send it as", USAGE)

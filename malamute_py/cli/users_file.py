@@ -8,7 +8,6 @@ Source: server/authentication/users_file.py.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ import typer
 
 from malamute_py.cli.absent import nearest
 from malamute_py.cli.failures import USAGE, CommandFailed
-from malamute_py.cli.replacing import replace_whole
+from malamute_py.cli.replacing import alone_in, replace_whole
 
 if TYPE_CHECKING:
     from malamute_py.config import Config
@@ -161,10 +160,7 @@ def editing(users: Path | None, config: Path | None, *, dry_run: bool = False) -
     """
     # A link stays: the file that it leads to is replaced.
     path = Path(read_config(users, config).authentication.users_file).resolve()
-    # The lock is the directory's: the file itself is another one after each edit.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with alone_in(path.parent):
         edit = Edit(path)
         try:
             yield edit
@@ -176,6 +172,3 @@ def editing(users: Path | None, config: Path | None, *, dry_run: bool = False) -
             for made in edit.made:
                 made.unlink(missing_ok=True)
             raise
-        os.fsync(folder)
-    finally:
-        os.close(folder)

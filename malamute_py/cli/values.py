@@ -2,13 +2,14 @@
 
 Owns the text forms. The rules: a bare number where an offset may stand is an offset (@MILLISECONDS
 is the time); a time without a zone is local; text that cannot be read is refused with an example.
-The clock comes in as an argument.
+The clock of a text's `now` comes in as an argument; ages are counted by the broker's, as times are.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import accumulate
@@ -25,11 +26,23 @@ _FOR_EVER_MS: Final = 1 << 53
 _SENSIBLE_MS: Final = 100_000_000_000
 """Least number that is taken for a time, March 1973: a smaller one is a duration without its
 unit."""
+_broker_ahead_ms: ContextVar[int] = ContextVar("broker_ahead_ms", default=0)
+"""Milliseconds by which the clock of the broker that the command talks to is before this one's."""
 
 
 def now_ms() -> int:
     """Return the wall clock's time."""
     return time.time_ns() // 1_000_000
+
+
+def broker_now_ms() -> int:
+    """Return the time by the clock of the broker that go_by_broker() was told of; else now_ms()."""
+    return now_ms() + _broker_ahead_ms.get()
+
+
+def go_by_broker(clock_ms: int) -> None:
+    """Have broker_now_ms() go by a broker's clock. clock_ms: its time now."""
+    _broker_ahead_ms.set(clock_ms - now_ms())
 
 
 def duration_ms(text: str) -> int:
@@ -157,14 +170,18 @@ def size_text(count: int) -> str:
     return size(count)
 
 
-def duration_text(span_ms: int) -> str:
-    """Write a duration: 7 d, 1 h 30 m, 2.5 s."""
+def duration_text(span_ms: int, units_max: int = 3) -> str:
+    """Write a duration by its largest units: 7 d, 1 h 30 m 5 s, 2.5 s."""
     if span_ms < 60_000:
         return f"{span_ms} ms" if span_ms < 1000 else f"{span_ms / 1000:.3g} s"
-    minutes = span_ms // 60_000
-    # 1,440 minutes are a day.
-    parts = [(minutes // 1440, "d"), (minutes // 60 % 24, "h"), (minutes % 60, "m")]
-    return " ".join(f"{count} {unit}" for count, unit in parts if count)
+    hours, seconds = divmod(span_ms // 1000, 3600)
+    parts = [(hours // 24, "d"), (hours % 24, "h"), (seconds // 60, "m"), (seconds % 60, "s")]
+    return " ".join([f"{count} {unit}" for count, unit in parts if count][:units_max])
+
+
+def age_text(span_ms: int) -> str:
+    """Write an age, as in a column, by two units at most: 1 d 2 h. A negative one is 0 ms."""
+    return duration_text(max(0, span_ms), 2)
 
 
 def count_text(count: int, noun: str = "") -> str:

@@ -22,7 +22,6 @@ from malamute_py.journal.errors import (
     JournalCorrupt,
     JournalError,
     NewerFormat,
-    NotAFile,
 )
 from malamute_py.journal.layout import (
     BESIDE_SEGMENTS,
@@ -43,7 +42,9 @@ from malamute_py.journal.storage import (
     FileStorage,
     MemoryStorage,
     Storage,
+    is_damage,
     read_file,
+    read_sound,
     replace_file,
 )
 from malamute_py.journal.types import Recovery, RingSettings, Unknown
@@ -391,12 +392,10 @@ def unknown_entries(storage: Storage) -> tuple[Unknown, ...]:
 def check_version(storage: Storage, name: str) -> None:
     """Raise NewerFormat when a small file is of a later version; a damaged one passes.
 
-    Called before other files are read: to this version, those of a later one look damaged.
+    Called before other files are read: to this version, those of a later one look damaged. Raises
+    OSError, but not for a bad sector.
     """
-    try:
-        data = read_file(storage, name)
-    except NotAFile:
-        return
+    data = read_sound(storage, name)
     version = None if data is None else file_version(data)
     if version is not None and version > FILE_VERSION:
         raise NewerFormat(
@@ -426,13 +425,15 @@ def find_identity(storage: Storage) -> tuple[Identity | None, str]:
     """Return the directory's identity, and why its file has to be made anew ("": it is good).
 
     Where the file is missing or damaged, the file `epoch` has the identity, too. (None, ""): a new
-    directory. Raises JournalCorrupt: the file is damaged, and `epoch` does not tell.
+    directory. Raises JournalCorrupt, OSError: the file is damaged, and `epoch` does not tell.
     """
     try:
         identity, what = read_identity(storage), "missing"
         if identity is not None:
             return identity, ""
-    except (JournalCorrupt, NotAFile):
+    except (JournalCorrupt, OSError) as error:
+        if isinstance(error, OSError) and not is_damage(error):
+            raise
         what = "damaged"
     epoch = read_mark(storage, EPOCH_FILE, Epoch)
     if epoch is not None:
@@ -468,11 +469,13 @@ def find_epoch(storage: Storage, identity: Identity, *, given: bool = False) -> 
 
     Every opening writes its epoch into the manifest of each ring that it opens, and ring main is
     among them: the highest of these is the last one that was used. given: as of read_epoch().
-    Raises JournalCorrupt: no manifest tells it.
+    Raises JournalCorrupt, OSError: no manifest tells it.
     """
     try:
         return read_epoch(storage, identity, given=given), ""
-    except (JournalCorrupt, NotAFile):
+    except (JournalCorrupt, OSError) as error:
+        if isinstance(error, OSError) and not is_damage(error):
+            raise
         known = [expected_of(storage, name) for name in expected_names(storage)]
         epochs = [each.epoch for each in known if each is not None]
         if not epochs:

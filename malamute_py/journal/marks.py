@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from malamute_protocol.errors import BatchError
-from malamute_py.journal.errors import JournalCorrupt, NotAFile
+from malamute_py.journal.errors import JournalCorrupt
 from malamute_py.journal.layout import (
     RING_FILE,
     RingMeta,
@@ -24,7 +24,7 @@ from malamute_py.journal.layout import (
     unpack_file,
 )
 from malamute_py.journal.manifest import Expected
-from malamute_py.journal.storage import Storage, read_file, read_sound
+from malamute_py.journal.storage import Storage, is_damage, read_file, read_sound
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 _Mark = TypeVar("_Mark", bound=msgspec.Struct)
@@ -76,12 +76,14 @@ def find_meta(storage: Storage, expected: Expected | None) -> tuple[RingMeta | N
 
     Where the file is missing or damaged the ring's manifest (expected) has the same facts, and so
     have the headers of its segments. (None, ""): a new directory. Raises JournalCorrupt: nothing
-    tells.
+    tells; OSError, but not for a bad sector.
     """
     data: bytes | None
     try:
         data = read_file(storage, RING_FILE)
-    except NotAFile:
+    except OSError as error:
+        if not is_damage(error):
+            raise
         data = b""
     meta: RingMeta | None = None if data is None else unpack_file(data, RingMeta)
     if meta is not None:

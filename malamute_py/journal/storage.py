@@ -179,9 +179,14 @@ def read_sound(storage: Storage, name: str) -> bytes | None:
     try:
         return read_file(storage, name)
     except OSError as error:
-        if error.errno != errno.EIO and not isinstance(error, NotAFile):
+        if not is_damage(error):
             raise
         return None
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether a file could not be read for damage: a bad sector, or something that is no file."""
+    return error.errno == errno.EIO or isinstance(error, NotAFile)
 
 
 # --- files -------------------------------------------------------------------------

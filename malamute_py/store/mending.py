@@ -10,7 +10,6 @@ section 14.
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -43,7 +42,6 @@ from malamute_py.journal.directory import (
     find_epoch,
     find_identity,
 )
-from malamute_py.journal.errors import NotAFile
 from malamute_py.journal.inspect import all_names, scan_ring
 from malamute_py.journal.layout import (
     CLOSED_FILE,
@@ -60,7 +58,7 @@ from malamute_py.journal.layout import (
 from malamute_py.journal.manifest import Manifest
 from malamute_py.journal.marks import read_mark
 from malamute_py.journal.recovery import Scan
-from malamute_py.journal.storage import File, Storage, replace_file
+from malamute_py.journal.storage import File, Storage, is_damage, replace_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Damage
 from malamute_py.store.database import DATABASE, MARK, connect, lock, position_of
 from malamute_py.store.errors import StoreError
@@ -548,9 +546,7 @@ def _copy_tables(directory: Path, made: Path) -> str:
             position_of(tables)
     except (sqlite3.Error, StoreError, OSError) as error:
         # What the disk cannot read, and what is no file, is damage; nothing else is.
-        if isinstance(error, OSError) and not (
-            error.errno == errno.EIO or isinstance(error, NotAFile)
-        ):
+        if isinstance(error, OSError) and not is_damage(error):
             raise
         for name in names:
             (made / name).unlink(missing_ok=True)

@@ -1,7 +1,8 @@
 """Links of one process between its tasks: who uses each, and when an unused one is closed.
 
 Owns which links there are, and the thread that closes idle ones. The rules: a link that is in use
-is never closed as idle; the thread runs only while a link is idle; the child of a fork begins
+is never closed as idle; one thread at a time makes the link of a key, and none waits for another
+key; the thread of idle links runs only while a link is idle; the child of a fork begins
 without links, since the sockets are its parent's; the end of the process closes them all.
 """
 
@@ -12,10 +13,11 @@ import contextlib
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from malamute_protocol.errors import MalamuteError
+from malamute_protocol.errors import MalamuteError, Timeout
 from malamute_py.client.sync.client import SyncClient
 
 Key: TypeAlias = tuple[Any, ...]
@@ -46,12 +48,31 @@ class KeptLinks:
         """Uses of each key that have not ended; its link may still have to be made."""
         self._idle_since_s: dict[Key, float] = {}
         """Times at which the last use of each link ended."""
+        self._turns: weakref.WeakValueDictionary[Key, threading.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        """Locks of the keys whose links are being made, as long as a thread has or awaits them."""
         self._watched = False
         """Whether the thread runs that closes idle links."""
 
     def get(self, key: Key) -> SyncClient | None:
         """The link of a key; None: it has to be made."""
         return self._links.get(key)
+
+    @contextlib.contextmanager
+    def making(self, key: Key, wait_s: float) -> Iterator[None]:
+        """Let no other thread make the link of a key while the body runs.
+
+        wait_s: seconds to wait for another thread. Raises Timeout: that one is still making it.
+        """
+        with self._lock:
+            turn = self._turns.setdefault(key, threading.Lock())
+        if not turn.acquire(timeout=wait_s):
+            raise Timeout("another thread of this process is still connecting")
+        try:
+            yield
+        finally:
+            turn.release()
 
     def put(self, key: Key, link: SyncClient) -> None:
         """Keep a link."""

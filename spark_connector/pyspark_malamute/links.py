@@ -1,8 +1,8 @@
 """Links to the broker, one a process and credential, and what a refusal means in words.
 
 Owns how a link is made, and how long a broker is waited for. The rules: a link is made when it is
-first needed, and serves the tasks that follow in the same process; one that failed is dropped and
-never used again; a broker that this query has reached may be away for
+first needed, by one thread, and serves the tasks that follow in the same process; one that failed
+is dropped and never used again; a broker that this query has reached may be away for
 brokerOutageMs, and one that it never reached for connectTimeoutMs; a host name without address and
 a broken handshake end the first attempt early; the client's errors become sentences that name the
 option to look at.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from time import monotonic, sleep
 from typing import Final, TypeVar
@@ -32,8 +33,10 @@ from pyspark_malamute.option_values import LinkOptions
 
 LOG = logging.getLogger("pyspark_malamute")
 
-_REACHED: Final[set[Key]] = set()
+_REACHED: Final[OrderedDict[Key, None]] = OrderedDict()
 """Keys of which a link was open in this process: such a broker is away, not misspelt."""
+_REACHED_MAX: Final = 1_000
+"""Keys of which that is known, those that were linked last."""
 _PAUSES_S: Final = (0.1, 1.0)
 """Pause after the first attempt to connect, doubled with each further one, and the longest."""
 _HOPELESS_ATTEMPTS: Final = 4
@@ -72,13 +75,23 @@ def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
         # A broker that was reached before is waited for longer: it is away, not misspelt.
         reached = reached_broker or key in _REACHED
         patience_ms = options.broker_outage_ms if reached else 0
-        with explained(options, "connect"):
-            found = open_link(
-                options, max(patience_ms, options.connect_timeout_ms), reached=reached
-            )
-        KEPT.put(key, found)
-        _REACHED.add(key)
+        until_s = monotonic() + max(patience_ms, options.connect_timeout_ms) / 1000
+        with explained(options, "connect"), KEPT.making(key, until_s - monotonic()):
+            found = KEPT.get(key)  # Another thread may have made it meanwhile.
+            if found is None:
+                left_ms = int((until_s - monotonic()) * 1000)
+                found = open_link(options, left_ms, reached=reached)
+                KEPT.put(key, found)
+        _reach(key)
     return found
+
+
+def _reach(key: Key) -> None:
+    """Take note that a link of a key was open."""
+    _REACHED[key] = None
+    _REACHED.move_to_end(key)
+    if len(_REACHED) > _REACHED_MAX:
+        _REACHED.popitem(last=False)
 
 
 def open_link(options: LinkOptions, timeout_ms: int, *, reached: bool = False) -> SyncClient:

@@ -315,3 +315,15 @@ def test_the_progress_of_a_purge_leaves_out_what_a_reader_holds(
         told = m("mailbox", "purge", box, "--yes", "--json").ok().json
     assert left == [told["messages"], 0]
     assert told["held"]
+
+
+def test_what_is_refused_without_a_confirm_ends_with_1(m: Run, box: str) -> None:
+    m("send", box, "one", "--confirm", "none").ok()
+    m("mailbox", "edit", box, "--max-messages", "1").ok()
+    for told in (
+        m("send", box, "two", "--confirm", "none"),
+        m("send", box, "--confirm", "none", stdin="two\nthree\n"),
+    ):
+        assert (told.code, told.out) == (1, "")
+        assert f"{box}: the broker refused some of it (1 batches)" in told.err
+    assert messages(m, box) == 1

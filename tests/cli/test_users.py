@@ -11,6 +11,7 @@ import zmq
 
 from malamute_py import EmbeddedBroker
 from malamute_py.cli import contexts
+from malamute_py.client.settings import Plain
 from malamute_py.config import Config, load
 from malamute_py.sections import ConfigError
 from malamute_py.server.authentication.credentials import PlainTable
@@ -101,6 +102,15 @@ def test_a_user_is_added_with_a_password_of_which_only_the_hash_is_kept(plain: R
     table = PlainTable(read().authentication.users)
     assert table.fits("ann", b"other")
     assert not table.fits("ann", b"secret")
+
+
+@pytest.mark.parametrize("text", [b" of ann \n", b" of ann ", b" of ann \r\n", b" of ann \nmore\n"])
+def test_a_file_is_the_same_password_for_a_user_and_for_a_context(plain: Run, text: bytes) -> None:
+    Path("ann.password").write_bytes(text)
+    plain("user", "passwd", "ann", stdin=text).ok()
+    assert PlainTable(read().authentication.users).fits("ann", b" of ann ")
+    plain("context", "add", "a", "--user", "ann", "--password-file", "ann.password").ok()
+    assert contexts.Contexts.load().get("a").credential() == Plain("ann", " of ann ")
 
 
 def test_what_is_no_utf8_is_refused_in_one_line(plain: Run) -> None:

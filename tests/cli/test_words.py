@@ -308,6 +308,22 @@ def test_info_shows_sizes_in_units_to_a_person_and_numbers_to_a_program(
     assert all(re.fullmatch(r"[0-9.]+ (B|[KMGT]iB)", size) for size in sizes), sizes
 
 
+@pytest.mark.parametrize(
+    ("span_ms", "duration", "age"),
+    [
+        (0, "0 ms", "0 ms"),
+        (59_949, "59.9 s", "59.9 s"),
+        (90_999, "1 m 30 s", "1 m 30 s"),
+        (3_605_000, "1 h 5 s", "1 h 5 s"),
+        (5_405_000, "1 h 30 m 5 s", "1 h 30 m"),
+        (86_400_000 * 7, "7 d", "7 d"),
+        (93_784_000, "1 d 2 h 3 m", "1 d 2 h"),
+    ],
+)
+def test_a_duration_is_told_by_its_largest_units(span_ms: int, duration: str, age: str) -> None:
+    assert (values.duration_text(span_ms), values.age_text(span_ms)) == (duration, age)
+
+
 def test_a_time_is_told_to_the_millisecond_however_far_away_it_is() -> None:
     for year in (1, 1969, 2026, 2112, 2500, 9999):
         begin_ms = values.time_ms(f"{year:04}-06-30T12:34:56Z")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 import threading
@@ -17,7 +18,7 @@ import pytest
 
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py import EmbeddedBroker
-from malamute_py.cli import services
+from malamute_py.cli import output, services, values
 from malamute_py.cli.request import _failed
 from malamute_py.cli.work import _Crew
 from malamute_py.client.sync.work import SyncRequest
@@ -511,3 +512,23 @@ def test_no_run_is_renewed_one_by_one_while_the_broker_is_away(linked: bool) -> 
     crew._running = {Asked(): 0.0, Asked(): 0.0}
     crew._ask()
     assert len(renewed) == (2 if linked else 0)
+
+
+def test_ages_are_counted_by_the_clock_of_the_broker(
+    m: Run, service: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queued(m, service, "one")
+    m("send", service, "one").ok()
+    m("pub", service, "one").ok()
+    m("sub", service, "--cursor", "etl", "--count", "1").ok()
+    ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + (50 << 50))  # by 651 days
+    monkeypatch.setattr(values, "time", ahead)
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    for command in (
+        ("service", "ls", service), ("service", "info", service), ("service", "peek", service),
+        ("mailbox", "ls", service), ("mailbox", "info", service), ("cursor", "ls", service),
+        ("client", "ls"),
+    ):  # fmt: skip
+        shown = m(*command).ok().out
+        assert re.search(r"[0-9] m?s\b", shown), shown
+        assert not re.search(r"[0-9] d\b", shown), shown

@@ -157,6 +157,14 @@ def test_a_token_that_is_no_secret_is_refused(
         read_token(str(path))
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
+def test_the_first_line_is_the_token(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(f"{TOKEN}{end}".encode())
+    path.chmod(0o600)
+    assert read_token(str(path)) == TOKEN
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root's")
 def test_a_token_of_root_may_be_read_by_the_group_of_a_program_that_is_not_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

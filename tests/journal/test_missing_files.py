@@ -5,6 +5,8 @@ The rows M1 to M7, F10 to F12 of the decision table in FORMAT.md, section 7.
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -365,14 +367,30 @@ def test_m7_a_copied_directory_says_so_and_has_epochs_of_its_own(tmp_path: Path)
     assert moved.moved == ()
 
 
+def _make_unreadable(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the disk refuse to read a file, but not one that is put in its place."""
+    bad, pread = path.stat().st_ino, os.pread
+
+    def read(fd: int, size: int, position: int) -> bytes:
+        if os.fstat(fd).st_ino == bad:
+            raise OSError(errno.EIO, "a bad sector")
+        return pread(fd, size, position)
+
+    kept = path.with_name("kept")  # so that no other file gets its number
+    os.link(path, kept)
+    monkeypatch.setattr(os, "pread", read)
+
+
 def _first_of(data: bytes, size: int) -> bytes:
     return data[:size]
 
 
 @pytest.mark.moderate
 @pytest.mark.parametrize("by", ["its manifest", "its headers"])
-@pytest.mark.parametrize("fate", ["missing", "empty", "damaged"])
-def test_f10_the_ring_file_is_made_anew(data: Directory, fate: str, by: str) -> None:
+@pytest.mark.parametrize("fate", ["missing", "empty", "damaged", "a bad sector"])
+def test_f10_the_ring_file_is_made_anew(
+    data: Directory, fate: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A new one, with a new uuid, was written: no segment belonged to the ring any more."""
     ring, _ = data.open()
     fill(ring, 2)
@@ -381,6 +399,8 @@ def test_f10_the_ring_file_is_made_anew(data: Directory, fate: str, by: str) -> 
     path = data.ring_path / RING_FILE
     if fate == "missing":
         path.unlink()
+    elif fate == "a bad sector":
+        _make_unreadable(path, monkeypatch)
     else:
         path.write_bytes(b"" if fate == "empty" else whole[:-1] + bytes([whole[-1] ^ 1]))
     if by == "its headers":
@@ -407,8 +427,10 @@ def test_f10_a_ring_of_which_nothing_tells_is_refused(data: Directory) -> None:
     assert not (data.ring_path / RING_FILE).exists()
 
 
-@pytest.mark.parametrize("fate", ["missing", "empty", "damaged"])
-def test_f10_the_identity_is_made_anew_from_the_epoch(data: Directory, fate: str) -> None:
+@pytest.mark.parametrize("fate", ["missing", "empty", "damaged", "a bad sector"])
+def test_f10_the_identity_is_made_anew_from_the_epoch(
+    data: Directory, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ring, _ = data.open()
     put(ring, 1, b"a")
     ring.sync()
@@ -416,6 +438,8 @@ def test_f10_the_identity_is_made_anew_from_the_epoch(data: Directory, fate: str
     whole = path.read_bytes()
     if fate == "missing":
         path.unlink()
+    elif fate == "a bad sector":
+        _make_unreadable(path, monkeypatch)
     else:
         path.write_bytes(b"" if fate == "empty" else whole[:-1] + b"\xff")
     ring, _ = data.open()
@@ -425,8 +449,10 @@ def test_f10_the_identity_is_made_anew_from_the_epoch(data: Directory, fate: str
 
 
 @pytest.mark.moderate
-@pytest.mark.parametrize("fate", ["missing", "empty", "damaged"])
-def test_f12_the_epoch_is_above_all_that_were_used(data: Directory, fate: str) -> None:
+@pytest.mark.parametrize("fate", ["missing", "empty", "damaged", "a bad sector"])
+def test_f12_the_epoch_is_above_all_that_were_used(
+    data: Directory, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(3):
         ring, _ = data.open()
     put(ring, 1, b"a")
@@ -436,6 +462,8 @@ def test_f12_the_epoch_is_above_all_that_were_used(data: Directory, fate: str) -
     path = data.path / EPOCH_FILE
     if fate == "missing":
         path.unlink()
+    elif fate == "a bad sector":
+        _make_unreadable(path, monkeypatch)
     else:
         path.write_bytes(b"" if fate == "empty" else path.read_bytes()[:-1] + b"\xff")
     ring, _ = data.open()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def nothing_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "_REACHED", set())
+    monkeypatch.setattr(links, "_REACHED", OrderedDict())
 
 
 class Attempts:
@@ -160,6 +163,46 @@ def test_a_broker_that_was_reached_is_waited_for_whatever_its_absence_looks_like
         assert links.is_away(chosen, reached_broker=reach == "by another")
         links._REACHED.clear()
     assert not links.is_away(chosen)
+
+
+def test_threads_that_need_the_link_of_a_credential_at_once_have_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_end = threading.Semaphore(0), threading.Event()
+    made: list[str] = []
+
+    def connect(endpoints: tuple[str, ...], **_: object) -> Any:
+        made.append(endpoints[0])
+        begun.release()
+        assert may_end.wait(60)
+        return Attempts("linked")
+
+    monkeypatch.setattr(links, "connect_sync", connect)
+    with ThreadPoolExecutor(3) as threads:
+        first, second = (threads.submit(links.link, options("tcp://a:1")) for _ in range(2))
+        # One of another key does not wait for them.
+        threads.submit(links.link, options("tcp://b:1"))
+        assert begun.acquire(timeout=60)
+        assert begun.acquire(timeout=60)
+        assert not begun.acquire(timeout=0.2)
+        with pytest.raises(SourceUnavailable, match="another thread of this process"):
+            links.link(options("tcp://a:1", connectTimeoutMs="1"))
+        may_end.set()
+        assert first.result(60) is second.result(60)
+    assert sorted(made) == ["tcp://a:1", "tcp://b:1"]
+    assert not KEPT._turns
+    KEPT.forget()
+
+
+def test_the_brokers_that_were_reached_last_are_known(
+    attempts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "_REACHED_MAX", 2)
+    attempts("linked")
+    for name in "abac":
+        links.link(options(f"tcp://{name}:1"))
+        links.drop(options(f"tcp://{name}:1"))
+    assert [key[0] for key in links._REACHED] == [("tcp://a:1",), ("tcp://c:1",)]
 
 
 def test_a_host_without_address_is_told_soon_and_by_name() -> None:

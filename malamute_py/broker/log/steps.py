@@ -62,7 +62,7 @@ MEMORY_KEYS_MAX: Final = 65_536
 """Keys of batches in memory that are kept: the fewest that SPEC.md, section 4.8, allows."""
 
 
-class Effect(msgspec.Struct, eq=False):
+class Effect(msgspec.Struct):
     """Work that a part of a step does at run time beside its changes, at four moments.
 
     An effect is given its part and never holds it: both are freed without Python's collector.
@@ -123,7 +123,7 @@ class Counting(Effect):
             self.counters[name] += self.count
 
 
-class Part(msgspec.Struct, eq=False):
+class Part(msgspec.Struct):
     """The contribution of one command to a step. A `prepare` method checks all and makes it."""
 
     changes: list[Change] = []
@@ -195,7 +195,7 @@ def content_size(content: Content) -> int:
     return STAMP_BYTES + content.head.content_bytes
 
 
-class Step(msgspec.Struct, eq=False):
+class Step(msgspec.Struct):
     """Parts that happen together."""
 
     parts: list[Part]

@@ -35,7 +35,7 @@ journal creates it; the log has it. A temporary mailbox, which is in no log, sta
 mailbox is being removed is another thing (`removing`)."""
 
 
-class PutProgress(msgspec.Struct, eq=False, gc=False):
+class PutProgress(msgspec.Struct):
     """One put of which a row was handed out, is on its way out, or waits for a time."""
 
     before: int

@@ -375,7 +375,7 @@ class Puts:
             )  # fmt: skip
 
 
-class LetterSearch(msgspec.Struct, eq=False):
+class LetterSearch(msgspec.Struct):
     """How far a REQUEUE has looked for dead letters, a portion of puts after the other."""
 
     mailboxes: list[str]

@@ -510,7 +510,7 @@ class ServiceAdmin:
             self._steps.propose(change, removing)
 
 
-class _Requeue(msgspec.Struct, eq=False):
+class _Requeue(msgspec.Struct):
     """One REQUEUE that is being done."""
 
     service: Service

@@ -397,7 +397,7 @@ class Producers:
             )  # fmt: skip
 
 
-class Pending(msgspec.Struct, eq=False):
+class Pending(msgspec.Struct):
     """One publish that was taken and is on its way into the journal."""
 
     ring: RingState

@@ -68,7 +68,7 @@ class SelectionGroup:
         """Subscriptions that see only what is durable."""
 
 
-class LateBatch(msgspec.Struct, eq=False):
+class LateBatch(msgspec.Struct):
     """A batch whose headers are being matched, or that came after such a batch."""
 
     batch: StampedBatch

@@ -239,5 +239,8 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
 
     @property
     def refused_unconfirmed(self) -> int:
-        """Batches published with confirm="none" that the broker refused, so far."""
+        """Batches that the broker refused so far of those sent with confirm="none".
+
+        publish() and send() make them.
+        """
         return self._publisher.unpromised_refusals

@@ -114,7 +114,7 @@ class Publisher(Lanes[OutgoingRecords]):
         self._producer_known = False
         """The producer is open on this link and its sequences are known."""
         self.unpromised_refusals = 0
-        """Refused batches that were published with confirm="none"."""
+        """Refused batches of records or mail that were sent with confirm="none"."""
         self.producers_lost = 0
         """Times that the broker had forgotten the producer: retries then may repeat records."""
 

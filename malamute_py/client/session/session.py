@@ -655,7 +655,7 @@ class Session:
             self._suspects.named = True  # a BYE that follows is for this command
         if number in _TRACKED:
             tracked = self.trackers.take(reference)
-            if not reference and number == NUMBERS[wire.Publish]:
+            if not reference and number in (NUMBERS[wire.Publish], NUMBERS[wire.Send]):
                 # Of level `none`: no caller waits.
                 self.publisher.unpromised_refusals += 1
             if tracked is not None:

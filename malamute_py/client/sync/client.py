@@ -231,5 +231,8 @@ class SyncClient(
 
     @property
     def refused_unconfirmed(self) -> int:
-        """Batches published with confirm="none" that the broker refused, so far."""
+        """Batches that the broker refused so far of those sent with confirm="none".
+
+        publish() and send() make them.
+        """
         return self._publisher.unpromised_refusals
