@@ -71,7 +71,7 @@ class Context:
 
     @property
     def asks(self) -> bool:
-        """Whether credential() has nowhere to read the password from, and asks the person."""
+        """Whether credential() would ask the person for the password: completion must not."""
         kept = self.password_file or self.password_env or PASSWORD in os.environ
         return self.authentication == "plain" and not kept
 
@@ -171,7 +171,7 @@ class Contexts:
             raise CommandFailed(f"{path}: is not a file of contexts; mend or remove it") from None
 
     def save(self) -> None:
-        """Replace the file whole."""
+        """Write what a command changed: the file is replaced whole."""
         path = file().resolve()  # A link stays: the file that it leads to is replaced.
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         table = {

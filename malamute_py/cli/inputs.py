@@ -356,7 +356,10 @@ def _columns(rows: list[Row], codec: str) -> Piece:
 
 
 def further_columns(rows: list[Row]) -> dict[str, Any]:
-    """Return the columns of rows beside bodies and subjects, without those that have no value."""
+    """Return the columns of rows beside bodies and subjects, as options of publish_many().
+
+    A column in which no row has a value is left out.
+    """
     _, _, fields, times, expiries, properties = map(list, zip(*rows, strict=True))
     options: dict[str, Any] = {}
     if any(fields):

@@ -282,6 +282,7 @@ class TopScreen(App[None]):
         return words
 
     # --- keys ----------------------------------------------------------------------
+    # textual calls action_NAME() for a key of BINDINGS, with the argument that stands there.
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts now: those of the table do not while a filter is typed.
