@@ -135,7 +135,7 @@ class Server:
     # --- life ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Open everything and serve in a thread. Raises StartError, ConfigError."""
+        """Open all and serve in a thread, within a program. Raises StartError, ConfigError."""
         self._open()
         self._announce()
         self._thread = threading.Thread(target=self._serve, name="malamute-loop", daemon=True)

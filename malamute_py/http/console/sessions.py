@@ -65,7 +65,7 @@ class Session:
         del self.notes[:-NOTES_MAX]
 
     def take_notes(self) -> list[tuple[str, str]]:
-        """Return the notes that no page has told yet."""
+        """Return the notes that no page has told yet: the page that is shown now tells them."""
         notes, self.notes = self.notes, []
         return notes
 

@@ -65,8 +65,8 @@ def _namespace(name: str, section: NamespaceSection) -> Namespace:
 def check_namespaces(config: Config) -> None:
     """Raise ConfigError for a user in two namespaces, or with a name under another one's prefix.
 
-    Also where a namespace would take in the broker's own HTTP side. config: with the users of the
-    users file.
+    Also where a namespace would take in the broker's own HTTP side. For a start, a reload and a
+    check of the configuration. config: with the users of the users file.
     """
     if not config.namespaces:
         return

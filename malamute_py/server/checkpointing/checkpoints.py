@@ -354,7 +354,10 @@ class Checkpoints:
             })  # fmt: skip
 
     def _hold(self) -> None:
-        """Have the ring overwrite nothing from the first part on that the tables lack."""
+        """Have the ring overwrite nothing from the first part on that the tables lack.
+
+        Called when it is synced further, and when the tables have followed.
+        """
         first = self.parts.first
         self._held = self._visible if first is None else min(first, self._visible)
         self._ring.hold(self._held)
