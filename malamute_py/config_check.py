@@ -73,7 +73,7 @@ class Examined(NamedTuple):
     """Returns the place of the setting that a dotted name begins with."""
 
     def all_problems(self, faults: Iterable[ConfigError]) -> list[Problem]:
-        """Return the problems, and those that a further check found in the values that are left."""
+        """Return the problems, and faults of a further check in values that are not left out."""
         wrong = [problem.key for problem in self.problems]
         # A value that was left out is not compared with others.
         return self.problems + [
@@ -97,12 +97,14 @@ def examine(
 
 
 class _Examination:
+    """One reading of a configuration that goes on after each problem; examine() makes it."""
+
     def __init__(self, path: str | Path | None) -> None:
         self._path = path
         self._table: dict[str, Any] = {}
         """Values that are right by themselves, in tables of tables."""
         self._origins: dict[Keys, str] = {}
-        """Their places."""
+        """Where each of them was written."""
         self._problems: list[Problem] = []
         self._lines: dict[Keys, int] = {}
         """Lines of the file, by what begins there."""
@@ -184,7 +186,7 @@ class _Examination:
         return str(self._path)
 
     def place_of(self, key: str) -> str:
-        """Return the place of the setting that a dotted name begins with."""
+        """Return the place of the setting that a dotted name begins with, for a later fault."""
         for keys, origin in self._origins.items():
             if key == ".".join(keys) or key.startswith(".".join(keys) + "."):
                 return origin
@@ -203,7 +205,7 @@ class _Examination:
 
 
 def of_program(config: Config) -> list[Setting]:
-    """Return the settings of a configuration that a program made, without a file."""
+    """Return the settings of a configuration that a program made, each with its origin."""
     default = dict(_shown(Config()))
     return [
         Setting(".".join(keys), value, DEFAULT if default.get(keys) == value else PROGRAM)

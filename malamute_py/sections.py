@@ -46,14 +46,18 @@ def open_to_others(facts: os.stat_result, refused: int) -> int:
     A file of root's may be read by its group, as an operator put the program into that group:
     Kubernetes and Docker hand secrets so to a program that is not root, and PostgreSQL takes them.
     """
-    theirs = os.geteuid() != 0 or (_for_another.get() and facts.st_gid != 0)
-    if facts.st_uid == 0 and theirs:
+    # The program is not root, or root judges for one that is not: see judged_for_another().
+    for_its_group = os.geteuid() != 0 or (_for_another.get() and facts.st_gid != 0)
+    if facts.st_uid == 0 and for_its_group:
         refused &= ~0o040
     return facts.st_mode & refused
 
 
 def of_another(facts: os.stat_result) -> bool:
-    """Whether a file belongs to a user who is neither root nor that of the program."""
+    """Whether a file belongs to a user who is neither root nor that of the program.
+
+    Never where root judges for a program of another user (judged_for_another).
+    """
     owners = {0, os.geteuid()}
     return facts.st_uid not in owners and not (os.geteuid() == 0 and _for_another.get())
 

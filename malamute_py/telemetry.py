@@ -76,7 +76,7 @@ class Limiter:
         return count <= self._lines_max
 
     def suppressed(self, now_ms: int) -> dict[str, int]:
-        """Return names and counts of what was withheld in a period that is over; reported once."""
+        """Return names and counts of what was withheld in a period that is over; told once."""
         if now_ms - self._since_ms < self._period_ms or not self._seen:
             return {}
         most = self._lines_max
@@ -128,7 +128,7 @@ class Refusals:
         return code, self._counts.pop(ring)
 
     def last(self, now_ms: int) -> dict[str, dict[str, Any]]:
-        """Ring -> code of the last refusal and how long ago it was, of rings that refuse."""
+        """Return code and age of the last refusal of each ring that refuses, for BROKER_INFO."""
         return {
             ring: {"code": code, "ms_ago": now_ms - self._last_ms.get(ring, now_ms)}
             for ring, code in self._codes.copy().items()

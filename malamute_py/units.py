@@ -55,7 +55,7 @@ def size_bytes(text: str) -> int:
 
 
 def begins_with_a_duration(text: str) -> bool:
-    """Whether the text begins with a number and a unit of time."""
+    """Whether a text is a duration rather than a time: it begins with a number and its unit."""
     match = _NUMBER.match(text.strip())
     return match is not None and match[2].lower() in _DURATION_MS
 

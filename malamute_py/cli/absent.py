@@ -42,7 +42,7 @@ def absent(
 def nearest(name: str, names: Iterable[str], otherwise: str, rest: str = "") -> str:
     """Return the hint for a name that is unknown: the one that is near, or else `otherwise`.
 
-    rest: stands behind the near name.
+    rest: text after the near name.
     """
     import difflib
 

@@ -328,7 +328,7 @@ def _run(
 async def _publishing(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
 ) -> None:
-    """Measure publishing into a stream that is made for it and removed."""
+    """Measure publishing into a stream that is made for it and removed: `bench pub`."""
     async with _stream(client, name, load):
         await _published(client, name, load, bar, found)
 
@@ -354,7 +354,7 @@ async def _reading(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure],
     readers: int,
 ) -> None:  # fmt: skip
-    """Publish while each reader, with a link of its own, reads all of it."""
+    """Publish while each reader, with a link of its own, reads all of it: `bench sub`."""
     count = load.count * readers
     measure = Measure("delivery", count=count, size=count * load.size)
 
@@ -392,7 +392,7 @@ async def _reading_history(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure],
     readers: int,
 ) -> None:  # fmt: skip
-    """Publish all of it; then each reader, with a link of its own, reads it from the start."""
+    """Publish all of it, then have each reader, with a link of its own, read it (--history)."""
     count = load.count * readers
     measure = Measure("reading", count=count, size=count * load.size)
 
@@ -423,7 +423,7 @@ async def _reading_history(
 async def _asking(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
 ) -> None:
-    """Measure requests until their replies, of a worker on a second link that echoes them."""
+    """Measure requests until a worker on a second link has echoed them: `bench request`."""
 
     async def ask(many: int) -> None:
         await client.request(name, load.body())
@@ -453,7 +453,7 @@ async def _echo(asked: Request) -> bytes:
 async def _mailing(
     ctx: typer.Context, client: Client, name: str, load: Load, bar: Progress, found: list[Measure]
 ) -> None:
-    """Measure messages until their confirms, and until a reader on a second link has them."""
+    """Measure messages until their confirms, and until a second link has them: `bench mail`."""
 
     async def send(many: int) -> None:
         await client.send(name, load.body(), confirm=load.level or "default")

@@ -52,7 +52,7 @@ def windows(measure: Measure) -> list[Window]:
     if not measure.ended_ns:
         return []
     begin = min(at - span for at, span in zip(measure.ended_ns, measure.spans_ns, strict=True))
-    # One nanosecond more, so that the last end falls into the last window and not behind it.
+    # One nanosecond more, so that the last end falls into the last window and not after it.
     length = max(1, max(measure.ended_ns) + 1 - begin) / WINDOWS
     within: list[list[int]] = [[] for _ in range(WINDOWS)]
     for at, span in zip(measure.ended_ns, measure.spans_ns, strict=True):
@@ -116,6 +116,7 @@ def _facts(conditions: Mapping[str, Any]) -> str:
 
 
 def _figures(measure: Measure) -> str:
+    """Return the figures of a measure as an HTML table of one row."""
     shown = {name: value for name, value in measure.facts().items() if name != "what"}
     heads = "".join(f'<th class="n">{escape(name.replace("_", " "))}</th>' for name in shown)
     cells = "".join(f'<td class="n">{escape(_text(value))}</td>' for value in shown.values())
@@ -123,6 +124,7 @@ def _figures(measure: Measure) -> str:
 
 
 def _text(value: Any) -> str:
+    """Return a condition or figure as a person reads it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -155,6 +155,7 @@ def _slow(seen: Look) -> dict[str, float]:
 
 
 def _number(text: str) -> float:
+    """Read a count of an option. Raises ValueError."""
     if not text.isdigit():
         raise ValueError(f"{text!r} is not a count")
     return float(text)
@@ -231,6 +232,7 @@ class _Parser(TyperCommand):
     """Reads the command line; one that is wrong is UNKNOWN."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line, or end with the exit code UNKNOWN; called by the framework."""
         try:
             # Parsing takes the arguments out of the list.
             return super().parse_args(ctx, list(args))

@@ -127,7 +127,7 @@ _MEANT: Final[dict[str, tuple[str, ...]]] = {
 
 
 def group(name: str) -> typer.Typer:
-    """Return the group of commands of this name, with plain help as the root's."""
+    """Return the group of this name for the commands of a module; its help is plain, as ours."""
     return typer.Typer(
         help=COMMANDS[name].help,
         no_args_is_help=True,
@@ -178,7 +178,7 @@ class Commands(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands without loading them."""
+        """List the commands without loading them; called by the framework for the help."""
         rows = [(name, entry.help) for name, entry in COMMANDS.items() if not entry.hidden]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
@@ -273,7 +273,7 @@ def _leaves(command: Any) -> Iterator[Any]:
 
 
 def say(text: str) -> None:
-    """Write one line to standard error, whether or not it is read."""
+    """Write one line for a person to standard error, whether or not it is read."""
     with contextlib.suppress(OSError, ValueError):
         print(" ".join(text.split()), file=sys.stderr, flush=True)
 

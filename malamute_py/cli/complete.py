@@ -33,6 +33,7 @@ def _listed(
     """
 
     def offered(ctx: typer.Context, incomplete: str) -> list[str]:
+        """Return the names that begin with the word so far; called when a person presses Tab."""
         try:
             from malamute_py.client.sync.client import connect_sync
 
@@ -78,7 +79,7 @@ links = _listed(lambda client, _, __: [str(each.link) for each in client.list_li
 
 
 def context_names(incomplete: str) -> list[str]:
-    """List names of the person's contexts."""
+    """List names of the person's contexts, for --context and the commands about contexts."""
     try:
         return [name for name in contexts.Contexts.load().contexts if name.startswith(incomplete)]
     except Exception:  # noqa: BLE001 - a completion that complains is worse than none

@@ -73,7 +73,7 @@ class Context:
 
     @property
     def asks(self) -> bool:
-        """Whether credential() has nowhere to read the password from, and asks the person."""
+        """Whether credential() would ask the person for the password: completion must not."""
         kept = self.password_file or self.password_env or PASSWORD in os.environ
         return self.authentication == "plain" and not kept
 

@@ -111,7 +111,7 @@ def info(ctx: typer.Context, stream: Stream, cursor: Name, as_json: output.Json 
 
 
 def _show(found: CursorFacts, as_json: bool) -> None:
-    """Print the facts of one cursor."""
+    """Print the facts of one cursor: for `info`, and for `edit` with --json."""
     facts: dict[str, Any] = {
         "stream": Cell(found.stream, found.stream, "cyan"),
         "cursor": Cell(found.cursor, found.cursor, "bold cyan"),

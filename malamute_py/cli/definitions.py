@@ -191,7 +191,7 @@ def differences(asked: Definitions, there: Definitions) -> Iterable[Change]:
 
 
 def _over(known: Any, value: Any) -> Any:
-    """Return a value over the known one: of a table, as `deny`, what is not named stays."""
+    """Return what an import sets for a known value; of a table, as `deny`, the rest stays."""
     both = isinstance(known, Mapping) and isinstance(value, Mapping)
     return {**known, **value} if both else value
 

@@ -117,7 +117,7 @@ def info(ctx: typer.Context, stream: Stream, group: Name, as_json: output.Json =
 
 
 def _show(found: GroupFacts, as_json: bool) -> None:
-    """Print the facts of one group, then its members."""
+    """Print the facts of one group, then its members: for `info`, and `edit` with --json."""
     # `aside` (given nothing, since a lease of it has ended): in the table a colour.
     members = output.objects((*_MEMBERS, Column("aside", "")), found.members)
     facts: dict[str, Any] = {

@@ -167,12 +167,12 @@ class _Printed:
         self._count += len(messages)
 
     @property
-    def many(self) -> bool:
+    def due(self) -> bool:
         """Whether to acknowledge now: the credit is used up, and no more would come."""
         return self._count >= _CREDIT
 
     def acknowledge(self) -> None:
-        """Take the printed messages out of the mailbox."""
+        """Take the printed messages out of the mailbox: when `due`, before a wait, at the end."""
         # Taken out first, so that an exception does not have them acknowledged twice.
         ranges, self._ranges, self._count = sorted(self._ranges), [], 0
         if not ranges:
@@ -216,14 +216,14 @@ def _print(
         with uninterrupted():  # Ctrl-C must not come between printing and noting.
             writer.write_all(messages)
             printed.add(messages)
-        if printed.many:
+        if printed.due:
             printed.acknowledge()
         if count is not None and writer.count >= count:
             return
 
 
 def _next(reader: SyncInbox, single: bool, timeout_ms: int | None) -> Any:
-    """Return a message, or those sent together with it; None at the end. Raises Timeout."""
+    """Return one message (single), or those sent together; None at the end. Raises Timeout."""
     if single:
         mail = reader.next(timeout_ms)
         return None if mail is None else [mail]

@@ -184,13 +184,15 @@ def _alike(defaults: Defaults, count: int) -> dict[str, Any]:
 
 def _files(paths: Sequence[str], defaults: Defaults, from_name: bool) -> Iterator[Piece]:
     """Yield each file as one body. from_name: its name without ending ends the subject."""
-    prefix = defaults.subject if isinstance(defaults.subject, str) else defaults.subject[0]
+    given = defaults.subject
+    prefix, *further = (given,) if isinstance(given, str) else given  # The subject, other keys.
     for path in map(Path, paths):
         body = path.read_bytes()
         options = _alike(defaults, 1)
         if from_name:
-            options["subject"] = f"{prefix}.{path.stem}" if prefix else path.stem
-            options.pop("subjects", None)
+            subject = f"{prefix}.{path.stem}" if prefix else path.stem
+            options.pop("subject", None)
+            options["subjects"] = [(subject, *further) if further else subject]
         yield [body], options
 
 
@@ -356,7 +358,10 @@ def _columns(rows: list[Row], codec: str) -> Piece:
 
 
 def further_columns(rows: list[Row]) -> dict[str, Any]:
-    """Return the columns of rows beside bodies and subjects, without those that have no value."""
+    """Return the columns of rows beside bodies and subjects, as options of publish_many().
+
+    A column in which no row has a value is left out.
+    """
     _, _, fields, times, expiries, properties = map(list, zip(*rows, strict=True))
     options: dict[str, Any] = {}
     if any(fields):

@@ -10,7 +10,10 @@ import sys
 
 
 def is_config_error(error: BaseException) -> bool:
-    """Whether it is a ConfigError of the broker's configuration or a client's SettingError."""
+    """Whether it is a ConfigError of the broker's configuration or a client's SettingError.
+
+    A command that ends by one has the exit code of wrong usage.
+    """
     return any(
         isinstance(error, getattr(module, name))
         for name, home in (

@@ -97,7 +97,7 @@ def info(ctx: typer.Context, mailbox: Name, as_json: output.Json = False) -> Non
 
 
 def _show(found: MailboxFacts, as_json: bool) -> None:
-    """Print the facts of one mailbox."""
+    """Print the facts of one mailbox: for `info`, and for `edit` with --json."""
     output.facts(
         {
             "name": Cell(found.name, found.name, "bold cyan"),
@@ -123,7 +123,7 @@ def _show(found: MailboxFacts, as_json: bool) -> None:
 
 
 def since(at_ms: int) -> Cell:
-    """Return a time, and how long ago that was by the broker's clock."""
+    """Return a time's cell, with how long ago that was by the broker's clock; 0: there is none."""
     ago = f"{time_text(at_ms)} ({age(at_ms).text} ago)"
     return Cell(at_ms, ago if at_ms else "-", "" if at_ms else "dim")
 
@@ -137,7 +137,10 @@ def made(created_ms: int, by: str) -> dict[str, Any]:
 
 
 def beside(more: dict[str, Any], as_json: bool) -> dict[str, Any]:
-    """Return facts that the client knows no field for: none on a terminal, all for programs."""
+    """Return facts that the client has no field for: all for programs, none for a person.
+
+    more: the facts that a newer broker tells beside those of the client's class.
+    """
     return {} if output.on_terminal() and not as_json else more
 
 

@@ -31,7 +31,7 @@ _FILES: Final = (("~/.config/malamute/", "Contexts of `malamute context`."),)
 
 
 def man_page() -> str:
-    """Return the manual page of the whole command line, in roff (.SH is a section)."""
+    """Return the manual page of the whole command line (--man), in roff (.SH is a section)."""
     from malamute_py.cli.app import app
 
     root: Any = get_command(app)
@@ -98,6 +98,7 @@ def _options(command: Any, without: Container[str]) -> Iterator[str]:
 
 
 def _listed(entries: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the lines for terms, each with its explanation below."""
     for term, text in entries:
         yield ".TP"
         yield f"\\fB{_escaped(term)}\\fR"

@@ -24,6 +24,6 @@ def remember(ctx: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
 
 
 def options(ctx: typer.Context) -> dict[str, Any]:
-    """Return the options that were kept."""
+    """Return the options of the root that the person gave, by name, for a command."""
     kept: dict[str, Any] = ctx.meta.get(_KEPT, {})
     return kept

@@ -41,6 +41,7 @@ class Progress:
         self._next = 0.0
 
     def __enter__(self) -> Self:
+        """Draw the line, where a person sees it: a bar, or a spinner where no total is known."""
         if self._shown:
             from rich.console import Console
             from rich.progress import (

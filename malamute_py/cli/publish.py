@@ -176,6 +176,7 @@ class _Publishing:
         return INTERRUPTED if interrupted else 0
 
     def _pace(self, window: SyncBulkPublisher) -> str:
+        """Return how much was published and how fast, for the progress line."""
         spent = time.monotonic() - self._began
         rate = window.published / spent if spent > 0 else 0.0
         return f"{window.published:,} records, {size_text(self._bytes)}, {rate:,.0f}/s"

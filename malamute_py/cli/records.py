@@ -89,6 +89,7 @@ class RecordWriter:
             self._emit(b"\n".join(lines) + b"\n", len(lines))
 
     def _emit(self, data: bytes, count: int) -> None:
+        """Write the lines of so many records, and count them."""
         self.count += count
         self.bytes += len(data)
         self._out.write(data)
@@ -152,6 +153,7 @@ class RecordWriter:
         return max(width, min(len(subject), _SUBJECT_WIDTH_MAX))
 
     def _named(self, record: Record) -> str:
+        """Return a record's fields as a cell of its line: name=value, or the name alone."""
         named = " ".join(f"{name}={value}" if value else name
                          for name, value in record.fields.items())  # fmt: skip
         return self._paint("33", named.translate(ESCAPES) or "-")

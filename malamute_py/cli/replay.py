@@ -393,6 +393,7 @@ class Replay:
             self.next = position.next
 
     def _detail(self) -> str:
+        """Return how much was written and how fast, for the progress line."""
         spent = time.monotonic() - self._began
         rate = self._sink.count / spent if spent > 0 else 0.0
         return f"{self._sink.count:,} records, {rate:,.0f}/s"
@@ -440,6 +441,7 @@ class PacedReplay(Replay):
         """Time of the first record in ms, and when it was written by this process's clock."""
 
     def _write(self, batch: Batch, report: Callable[[], None]) -> None:
+        """Write one batch in groups of records, each when it is due."""
         for ready in self._paced(batch, report):
             self._parts.write_records(ready)
             self._written(ready[0].offset, ready[-1].offset)

@@ -81,6 +81,7 @@ def _rate(value: float) -> str:
 
 
 def _age(value: float) -> str:
+    """Write an age in milliseconds, rounded down to whole seconds."""
     return age_text(int(value) // 1000 * 1000) if value >= 1000 else "0 s"
 
 
@@ -373,7 +374,7 @@ def table(now: Sample, before: Sample | None, shown: Shown, width: int) -> Table
 
 
 def none_of(now: Sample, shown: Shown) -> str:
-    """Return why a table is empty."""
+    """Return why a table is empty, for the line above it."""
     kind = VIEWS[shown.view].kind
     having = f" with {shown.sought} in the name" if shown.sought else ""
     return now.look.unseen.get(kind, f"no {kind}{having}")
@@ -406,6 +407,7 @@ _NAME: Final = Field("name", "name", falling=False)
 
 
 def _text(words: str, style: str = "") -> Text:
+    """Return a text that is not broken, in the form that the terminal's screen takes."""
     from rich.text import Text
 
     return Text(words, style, no_wrap=True)
@@ -521,6 +523,7 @@ def _width_of(widths: Sequence[int], shown: Sequence[int]) -> int:
 
 
 def _cell(row: dict[str, Value], field: Field) -> str:
+    """Return the text of a row in a column; a dash where there is no figure."""
     value = row[field.key]
     if value is None:
         return "-"

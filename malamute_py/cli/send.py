@@ -256,6 +256,7 @@ class _Sending:
             )
 
     def _pace(self) -> str:
+        """Return how much was sent and how fast, for the progress line."""
         spent = time.monotonic() - self._began
         rate = self._count / spent if spent > 0 else 0.0
         return f"{self._count:,} messages, {size_text(self._bytes)}, {rate:,.0f}/s"

@@ -123,7 +123,7 @@ def info(ctx: typer.Context, service: Name, as_json: output.Json = False) -> Non
 
 
 def _show(found: ServiceFacts, as_json: bool) -> None:
-    """Print the facts of one service, then its workers."""
+    """Print the facts of one service, then its workers: for `info`, and `edit` with --json."""
     facts: dict[str, Any] = {
         "name": Cell(found.name, found.name, "bold cyan"),
         "waiting": found.waiting,

@@ -127,6 +127,7 @@ def archive(
         from pyspark_malamute import pipelines
 
         def start() -> StreamingQuery:
+            """Start the query; called by _run_query(), which tells its errors in one line."""
             return pipelines.archive(
                 spark, path, date_of=f"{date_of}_time", subject_tokens=subject_tokens,
                 follow=follow, every_ms=duration_ms(every), **given,
@@ -216,6 +217,7 @@ def aggregate(
         from pyspark_malamute import pipelines
 
         def start() -> StreamingQuery:
+            """Start the query; called by _run_query(), which tells its errors in one line."""
             return pipelines.aggregate(
                 spark, into, checkpoint, field=field, column=column, window=window, slide=slide,
                 watermark=watermark, time=f"{time}_time", follow=follow, **given,
@@ -260,7 +262,7 @@ def replay(
         from pyspark_malamute import pipelines
 
         def tell(done: pipelines.Replayed) -> None:
-            """Print how far the replay is."""
+            """Print how far the replay is; the pipeline calls it as it goes on."""
             # Only a paced replay can be late.
             late = f", {duration_text(done.late_ms)} late" if factor else ""
             place = f" up to {iso_text(done.time_ms)}" if done.steps_done else ""

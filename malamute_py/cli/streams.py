@@ -129,7 +129,7 @@ def info(ctx: typer.Context, stream: OneStream, as_json: output.Json = False) ->
 
 
 def _show(found: StreamFacts, as_json: bool) -> None:
-    """Print the facts of one stream."""
+    """Print the facts of one stream: for `info`, and for `create` and `edit` with --json."""
     output.facts(
         {
             "name": Cell(found.name, found.name, "bold cyan"),

@@ -149,7 +149,7 @@ def sub(
             )
         with reader:
             # Whether all records that the reader handed over were printed: the cursor then also
-            # goes past those behind them that the pattern left out.
+            # goes past those after them that the pattern left out.
             whole = False
             try:
                 try:
@@ -183,7 +183,7 @@ def from_cursor(name: str, otherwise: StartPoint) -> StartPoint:
 
 
 def cursor_stands(client: SyncClient, stream: str, name: str) -> int | None:
-    """Return where a cursor stands; None: there is no such cursor yet."""
+    """Return where a cursor stands, to compare at its move; None: there is no such cursor yet."""
     try:
         return client.cursor(stream, name).info().next
     except BrokerRefused as error:
@@ -253,7 +253,7 @@ class _WithCursor(_Reader):
         self._move_to: Position | None = None
         """Position to move the cursor to, once a move is due."""
         self._since = 0.0
-        """When the first record was printed that the cursor does not stand behind yet."""
+        """When the first record was printed past which the cursor was not moved yet."""
         self.how = f" from cursor {name}"
 
     def next(self, timeout_ms: int | None) -> Batch | None:
@@ -282,7 +282,7 @@ class _WithCursor(_Reader):
     def printed_all(self, whole: bool) -> None:
         """Move the cursor; records that the pattern left out count as read, too.
 
-        When not all was printed, it stays behind the last record that was.
+        When not all was printed, it stands just after the last record that was.
         """
         place = self._records.position
         # A cursor that stands there already needs no move.

@@ -205,7 +205,7 @@ class TopScreen(App[None]):
             self.post_message(Looked(outcome))
 
     def on_looked(self, message: Looked) -> None:
-        """Show what a look has found; a failure of the broker is shown, another one ends it."""
+        """Show what a look has found, or the broker's failure; another failure ends the screen."""
         outcome = message.outcome
         if isinstance(outcome, MalamuteError):
             self._end(str(outcome))
@@ -282,6 +282,7 @@ class TopScreen(App[None]):
         return words
 
     # --- keys ----------------------------------------------------------------------
+    # textual calls action_NAME() for a key of BINDINGS, with the argument that stands there.
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Whether a key acts now: those of the table do not while a filter is typed.

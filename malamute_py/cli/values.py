@@ -113,7 +113,7 @@ def pairs(texts: Iterable[str] | None, option: str) -> dict[str, str]:
 
 
 def setting_pairs(texts: Iterable[str] | None) -> dict[str, str]:
-    """Read KEY=VALUE pairs of a broker's configuration. Raises CommandFailed."""
+    """Read the KEY=VALUE pairs of --set, of a broker's configuration. Raises CommandFailed."""
     found = {}
     for text in texts or ():
         key, equals, value = text.partition("=")
@@ -124,7 +124,7 @@ def setting_pairs(texts: Iterable[str] | None) -> dict[str, str]:
 
 
 def typed(text: str) -> Any:
-    """Read a number, true, false, or the text itself."""
+    """Read the value of a setting that has no unit: a number, true, false, or the text itself."""
     lowered = text.lower()
     if lowered in ("true", "false"):
         return lowered == "true"
@@ -138,7 +138,8 @@ def typed(text: str) -> Any:
 
 
 def time_text(at_ms: int) -> str:
-    """Write a local time, to the millisecond."""
+    """Write a local time, to the millisecond; 0: a dash."""
+    # The first 23 characters: the zone follows.
     return _local(at_ms).isoformat(" ", "milliseconds")[:23] if at_ms else "-"
 
 

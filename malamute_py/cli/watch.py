@@ -176,6 +176,7 @@ def _dead(now: Look, before: Look) -> list[str]:
     """Return the services and groups that have more dead letters than before."""
 
     def counts(seen: Look) -> dict[str, int]:
+        """Return the count of dead letters of each service and group, by its kind and name."""
         found = {f"service {each.name}": each.dead for each in seen.everything.services}
         return found | {
             f"group {each.stream}/{each.group}": each.dead for each in seen.everything.groups

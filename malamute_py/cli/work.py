@@ -255,6 +255,7 @@ class _Crew:
         return ", ".join(parts)
 
     def _show(self) -> None:
+        """Show on the progress line what was done and what runs now."""
         self._progress.update(
             self._counts["done"], f"{self._summary()}, {len(self._running):,} in hand"
         )
@@ -470,6 +471,7 @@ class _Replies:
             self._line(line)
 
     def _line(self, line: bytes) -> None:
+        """Hold this line back, and send the one that was held: it is not the last reply."""
         if self._held is not None and self._taken:
             self._taken = self._request.reply(self._held, last=False, wait=True) is not None
         self._held = line
@@ -497,7 +499,7 @@ class _Words:
         self._rest = b""
 
     def take(self, data: bytes) -> None:
-        """Take some of the text."""
+        """Take some of the text, and pass on its whole lines."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._line(line)

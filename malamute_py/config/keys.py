@@ -198,7 +198,7 @@ def _of_the_same_words(name: str, known: Iterable[str]) -> list[str]:
     about = words - _OF_MEASURE
 
     def likeness(key: str) -> tuple[bool, bool, float]:
-        # Of the same section, with all words the same, by its letters.
+        """Return the order of a key: by section, by whether all words are the same, by letters."""
         alike = difflib.SequenceMatcher(None, name, key).ratio()
         return key.rpartition(".")[0] == section, _words(key) == words, alike
 

@@ -46,6 +46,8 @@ def render(everything: Everything, labels: Labels) -> bytes:
 
 
 class _Collector(Collector):
+    """families() in the form that Prometheus' registry takes: it calls collect()."""
+
     def __init__(self, everything: Everything, labels: Labels) -> None:
         self._everything = everything
         self._labels = labels

@@ -41,7 +41,7 @@ class Collector:
         self._garbage = 0
 
     def begin(self) -> None:
-        """Leave the objects of the start out of all looks, and look at young ones from now on."""
+        """Leave the objects of the start, which is over, out of all looks; look at young ones."""
         # The recovered state stays: a look at a million rows takes 27 ms.
         gc.collect()
         gc.freeze()

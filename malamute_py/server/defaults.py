@@ -25,7 +25,8 @@ from malamute_py.sections import ConfigError
 def check_defaults(config: Config) -> None:
     """Raise ConfigError when a table `default` of the configuration is wrong.
 
-    Those of a namespace are checked as they count: over those of the broker.
+    For a start, a reload and a check of the configuration. Those of a namespace are checked as they
+    count: over those of the broker.
     """
     of_all = config.streams.default, config.mailboxes.default, config.services.default
     _check(("streams.default", "mailboxes.default", "services.default"), of_all, config)

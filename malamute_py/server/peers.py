@@ -159,7 +159,7 @@ class Peer:
             self.connection.frames += parts
 
     def hold(self, frames: Frames, now_ms: int) -> None:
-        """Keep a message that could not be sent, behind the others; flush() tries again."""
+        """Keep a message that could not be sent, after the others; flush() tries again."""
         if not self.pending:
             self.retry_ms = _RETRY_MIN_MS
             self.retry_at_ms = now_ms + self.retry_ms
@@ -237,7 +237,11 @@ class Peers:
         return self._connections.get(_descriptor(head))
 
     def is_known(self, head: zmq.Frame) -> bool:
-        """Whether the guard has noted the very connection that a message came by."""
+        """Whether the guard has noted the very connection that a message came by.
+
+        Until then the message is held. By its inode the connection is told from an earlier one that
+        had the same descriptor.
+        """
         connection = self.connection(head)
         if connection is None:
             return False
@@ -270,7 +274,10 @@ class Peers:
         return True
 
     def ask(self, numbers: Iterable[int]) -> None:
-        """Have each of these links answer with a PONG, if its peer takes messages now."""
+        """Send each of these links a PING, if its peer takes messages now.
+
+        Called for peers that the guard doubts: it cuts those that stay silent.
+        """
         for number in numbers:
             peer = self._by_number.get(number)
             if peer is not None and not peer.pending:

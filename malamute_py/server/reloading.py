@@ -185,7 +185,7 @@ def take_up(before: Reading, examined: Examined, complete: Callable[[Config], Co
 
 
 def _setting_of(key: str) -> str:
-    """Return the setting of which a dotted name is a part, such as permissions."""
+    """Return the setting that a dotted name lies in: permissions, of permissions.ann.read."""
     parts = key.split(".")
     for length in range(len(parts), 0, -1):
         if ".".join(parts[:length]) in KEYS:
@@ -194,7 +194,7 @@ def _setting_of(key: str) -> str:
 
 
 def value_of(config: Config, key: str) -> Any:
-    """Return the value of a setting."""
+    """Return the value of a setting, by its dotted name."""
     found: Any = config
     for name in key.split("."):
         found = getattr(found, name)
@@ -232,7 +232,7 @@ def _by_name(before: Config, after: Config) -> Iterator[Change]:
 
 
 def lost_credentials(before: Config, after: Config) -> frozenset[str]:
-    """Return the users that are gone after a reload, or whose credential is another one."""
+    """Return the users that a reload removed or gave another credential: their links end."""
     mechanism = after.authentication.mechanism
     if mechanism == "none":
         return frozenset()
@@ -269,11 +269,11 @@ def narrowed(before: Config, after: Config, owner: str) -> bool:
         config.permissions.get(owner) or config.permissions.get("*") or Grant()
         for config in (before, after)
     )
-    return not _covers(new, old)
+    return not _allows_all_of(new, old)
 
 
-def _covers(new: Grant, old: Grant) -> bool:
-    """Whether one grant allows all that another does, by comparing the patterns in their lists.
+def _allows_all_of(new: Grant, old: Grant) -> bool:
+    """Whether a new grant allows all that an old one does, by the patterns in their lists.
 
     Patterns are compared as texts: False also where a new pattern selects what two old ones did.
     """

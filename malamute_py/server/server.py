@@ -135,7 +135,7 @@ class Server:
     # --- life ------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Open everything and serve in a thread. Raises StartError, ConfigError."""
+        """Open all and serve in a thread, within a program. Raises StartError, ConfigError."""
         self._open()
         self._announce()
         self._thread = threading.Thread(target=self._serve, name="malamute-loop", daemon=True)
@@ -257,7 +257,7 @@ class Server:
         }
 
     def _core_settings(self, config: Config) -> BrokerSettings:
-        """Return the settings of the core by a configuration, with what the core asks for."""
+        """Return the core's settings by a configuration, with the calls by which it asks us."""
         return core_settings(config, self.rereading.request, self._facts, self.rereading.told)
 
     def _gauges(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ from malamute_py.server.sockets import check_public, parse_endpoint
 
 
 def start_doubts(config: Config) -> Iterator[ConfigError]:
-    """Yield what a start with this configuration would take, but warn of."""
+    """Yield what a start with this configuration would take, but warn of; for a check alone."""
     try:
         complete, faults = examine_users(config)
     except ConfigError:

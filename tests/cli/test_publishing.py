@@ -104,6 +104,14 @@ def test_each_file_is_a_record_under_its_name(m: Run, stream: str, tmp_path: Pat
     ]
 
 
+def test_a_file_keeps_the_further_keys_beside_its_name(m: Run, stream: str, tmp_path: Path) -> None:
+    path = tmp_path / "one.txt"
+    path.write_bytes(b"one")
+    m("pub", stream, "-s", "docs", "-s", "eu", "--subject-from-name", "--file", str(path)).ok()
+    (record,) = m("sub", stream, "--until-tail", "--json").ok().json_lines
+    assert record["keys"] == ["docs.one", "eu"]
+
+
 def test_a_missing_file_is_named(m: Run, stream: str, tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     told = m("pub", stream, "--file", missing)

@@ -124,7 +124,7 @@ def _lines(text: str) -> str:
 
 
 def _fields(text: str) -> dict[str, str] | None:
-    """Read fields, one a line. Raises NotUnderstood."""
+    """Read the fields of a record to publish, one a line. Raises NotUnderstood."""
     found: dict[str, str] = {}
     for line in filter(None, map(str.strip, _lines(text).split("\n"))):
         name, equals, value = line.partition("=")

@@ -89,7 +89,7 @@ class Copy:
                     self.next = position.next if position is not None else self.next
                     self.copied, self.confirmed = publisher.published, publisher.confirmed
             await publisher.wait()
-            # The records behind the last selected one were passed over: the range is done.
+            # The records after the last selected one were passed over: the range is done.
             self.next = self.end
         except MalamuteError as error:
             self.fault = str(error)

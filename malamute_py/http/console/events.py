@@ -57,7 +57,7 @@ Events = AsyncGenerator[bytes, None]
 
 
 def event(kind: str, value: object) -> bytes:
-    """Return one event, which a blank line ends: the JSON in it has no line breaks."""
+    """Return one event for the browser, which a blank line ends: its JSON has no line breaks."""
     data = msgspec.json.encode(value, enc_hook=str)
     return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
@@ -139,7 +139,7 @@ class EventAnswer:
         await self._streams.send(self, scope, receive, send)
 
     async def send(self, send: Send) -> None:
-        """Send the head and the events, to their end."""
+        """Send the head and the events, to their end; a task of EventStreams.send()."""
         # x-accel-buffering: a proxy such as nginx passes each event on at once.
         headers = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
         named = [(name.encode(), value.encode()) for name, value in headers.items()]
@@ -151,6 +151,7 @@ class EventAnswer:
 
 
 async def _left(receive: Receive) -> None:
+    """Wait until the browser has gone, as ASGI tells by a message."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -220,7 +221,7 @@ async def _following(
 ) -> AsyncGenerator[tuple[bytes, int], None]:
     """Subscribe at a stream's tail and yield events with its records, until it falls behind.
 
-    Each event comes with the offset behind it. When the generator ends, the caller begins anew at
+    Each event comes with the offset after it. When the generator ends, the caller begins anew at
     the tail of then. reached: offset up to which the browser was told by the tail before this one;
     -1: there was none.
     """

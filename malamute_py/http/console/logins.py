@@ -70,7 +70,7 @@ class Attempts:
             self._wrong.popitem(last=False)
 
     def right(self, who: str) -> None:
-        """Forget the wrong attempts."""
+        """Forget the wrong attempts of an address for a name: it has logged in."""
         self._wrong.pop(who, None)
 
 

@@ -68,7 +68,7 @@ async def overview(session: Session, query: Query) -> Values:
 
 
 async def absent(session: Session, query: Query) -> Values:
-    """The answer to an address that no page has."""
+    """Return nothing for the page at an address that no page has: its template has all it says."""
     return {}
 
 
@@ -78,7 +78,7 @@ def _resources(facts: NamespaceFacts) -> list[str]:
 
 
 async def streams(session: Session, query: Query) -> Values:
-    """The page with the list of streams."""
+    """Return the values of the list of streams."""
     found = await session.client.list_streams(query.get("prefix", ""), limit=LISTED_MAX + 1)
     # Buttons that the person has no permission for.
     withheld = await _withheld(session, query, {"create-stream": ("create", "")})
@@ -183,7 +183,7 @@ async def service(session: Session, query: Query) -> Values:
 
 
 async def groups(session: Session, query: Query) -> Values:
-    """The page with the list of groups. The query's prefix is a stream's name."""
+    """Return the values of the list of groups. The query's prefix is a stream's name."""
     found = await session.client.list_groups(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_group(each, now_ms))) for each in found)
@@ -211,7 +211,7 @@ async def group(session: Session, query: Query) -> Values:
 
 
 async def cursors(session: Session, query: Query) -> Values:
-    """The page with the list of cursors. The query's prefix is a stream's name."""
+    """Return the values of the list of cursors. The query's prefix is a stream's name."""
     found = await session.client.list_cursors(query.get("prefix", ""), limit=LISTED_MAX + 1)
     now_ms = await session.broker_ms()
     rows = ((each, list(troubles.of_cursor(each, now_ms))) for each in found)
@@ -219,7 +219,7 @@ async def cursors(session: Session, query: Query) -> Values:
 
 
 async def cursor(session: Session, query: Query) -> Values:
-    """The page of one cursor."""
+    """Return the values of a cursor's page: where it stands, and its troubles."""
     facts = await session.client.cursor_info(query.get("stream", ""), query.get("name", ""))
     found = list(troubles.of_cursor(facts, await session.broker_ms()))
     needed = {"reset-cursor": ("manage_streams", facts.stream)}

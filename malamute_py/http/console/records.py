@@ -131,7 +131,7 @@ async def _newest(
     """Put the last `limit` records that a pattern selects into `rows`, the oldest first.
 
     The broker reads forwards only. So ranges of offsets are read from the tail back, each larger
-    than the one behind it, until enough was found. A look that is ended by its time keeps what
+    than the one before, until enough was found. A look that is ended by its time keeps what
     whole ranges gave.
     """
     facts = await client.stream_info(stream)

@@ -65,7 +65,7 @@ class Session:
         del self.notes[:-NOTES_MAX]
 
     def take_notes(self) -> list[tuple[str, str]]:
-        """Return the notes that no page has told yet."""
+        """Return the notes that no page has told yet: the page that is shown now tells them."""
         notes, self.notes = self.notes, []
         return notes
 
@@ -171,11 +171,11 @@ class Sessions:
         session.client.abort()
 
     def sweep(self) -> None:
-        """End the sessions whose time has come."""
+        """End the sessions whose time has come: now and then, and before one begins."""
         for session in list(self._sessions.values()):
             self.ended(session)
 
     def close(self) -> None:
-        """End all sessions."""
+        """End all sessions, as the HTTP side ends."""
         for session in list(self._sessions.values()):
             self.end(session)

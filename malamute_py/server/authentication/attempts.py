@@ -37,6 +37,8 @@ class Origin(NamedTuple):
 
 
 class _Wrong:
+    """Wrong passwords for one name at one address, the time of the last, and the pause's end."""
+
     __slots__ = ("at_ms", "count", "until_ms")
 
     def __init__(self) -> None:
@@ -53,21 +55,21 @@ class Pauses:
     def __len__(self) -> int:
         return len(self._wrong)
 
-    def holds(self, place: Origin, now_ms: int) -> bool:
+    def holds(self, origin: Origin, now_ms: int) -> bool:
         """Whether a pause holds for a name at an address: its passwords are denied unhashed."""
-        wrong = self._wrong.get(place)
+        wrong = self._wrong.get(origin)
         return wrong is not None and now_ms < wrong.until_ms
 
-    def failed(self, place: Origin, now_ms: int) -> int:
+    def failed(self, origin: Origin, now_ms: int) -> int:
         """Count a wrong password for a name at an address; returns the pause that begins, or 0 ms.
 
         Of too many names, the one whose last wrong password is longest ago is forgotten.
         """
         # Taken out and put in again: the dictionary is in the order of last wrong passwords.
-        wrong = self._wrong.pop(place, None)
+        wrong = self._wrong.pop(origin, None)
         if wrong is None or now_ms - wrong.at_ms > _FORGOTTEN_MS:
             wrong = _Wrong()
-        self._wrong[place] = wrong
+        self._wrong[origin] = wrong
         while len(self._wrong) > _PAUSES_MAX:
             self._wrong.popitem(last=False)
         wrong.at_ms = now_ms
@@ -79,9 +81,9 @@ class Pauses:
         wrong.until_ms = now_ms + pause_ms
         return pause_ms
 
-    def succeeded(self, place: Origin) -> None:
-        """Forget the wrong passwords of a place."""
-        self._wrong.pop(place, None)
+    def succeeded(self, origin: Origin) -> None:
+        """Forget the wrong passwords for a name at an address: the right one has come."""
+        self._wrong.pop(origin, None)
 
 
 class _Waiting(Generic[Job]):
@@ -100,14 +102,14 @@ class Turns(Generic[Job]):
     """Attempts that wait for a hash: addresses in turn, and the names of each in turn."""
 
     def __init__(
-        self, *, all_max: int, address_max: int, place_max: int, strangers_max: int
+        self, *, all_max: int, address_max: int, origin_max: int, strangers_max: int
     ) -> None:
         """Note how many attempts may wait.
 
-        all_max, address_max: for users, in all and of one address. place_max: for one name at one
+        all_max, address_max: for users, in all and of one address. origin_max: for one name at one
         address. strangers_max: for names that no user has.
         """
-        self._bounds = all_max, address_max, place_max
+        self._bounds = all_max, address_max, origin_max
         self._strangers_max = strangers_max
         self._addresses: OrderedDict[str, _Waiting[Job]] = OrderedDict()
         """Attempts that wait, by address; the first address has the next turn."""
@@ -122,22 +124,22 @@ class Turns(Generic[Job]):
     def __len__(self) -> int:
         return self._known + len(self._strangers)
 
-    def put(self, place: Origin, job: Job, *, known: bool) -> Job | None:
+    def put(self, origin: Origin, job: Job, *, known: bool) -> Job | None:
         """Have an attempt wait for its turn; returns one that does not wait (any longer), or None.
 
         That is this one where its name or its address has too many already. Else, where too many
         wait in all: of attempts for users the last one of the address that has most of them; of
         attempts for names that no user has, the oldest. known: whether a user has the name.
         """
-        all_max, address_max, place_max = self._bounds
-        waiting = self._addresses.setdefault(place.address, _Waiting())
-        queue = waiting.names.setdefault(place.name, deque())
-        if len(queue) >= place_max or (known and waiting.known >= address_max):
+        all_max, address_max, origin_max = self._bounds
+        waiting = self._addresses.setdefault(origin.address, _Waiting())
+        queue = waiting.names.setdefault(origin.name, deque())
+        if len(queue) >= origin_max or (known and waiting.known >= address_max):
             return job
         self._serial += 1
         queue.append((self._serial, job))
         if not known:
-            self._strangers[self._serial] = place
+            self._strangers[self._serial] = origin
             return self.give_up() if len(self._strangers) > self._strangers_max else None
         waiting.known += 1
         self._known += 1
@@ -166,12 +168,12 @@ class Turns(Generic[Job]):
         """
         if not self._strangers:
             return None
-        _, place = self._strangers.popitem(last=False)
-        names = self._addresses[place.address].names
+        _, origin = self._strangers.popitem(last=False)
+        names = self._addresses[origin.address].names
         # The oldest of all is the first in the queue of its own name.
-        _, job = names[place.name].popleft()
-        if not names[place.name]:
-            del names[place.name]
+        _, job = names[origin.name].popleft()
+        if not names[origin.name]:
+            del names[origin.name]
         return job
 
     def take(self, is_free: Callable[[Job], bool]) -> tuple[list[Job], Job | None]:
@@ -221,7 +223,7 @@ class Answers(Generic[Job]):
     def __len__(self) -> int:
         return len(self._due)
 
-    def put(self, place: Origin, job: Job, now_ms: int, hash_ms: int) -> Job | None:
+    def put(self, origin: Origin, job: Job, now_ms: int, hash_ms: int) -> Job | None:
         """Have the answer to an attempt that was not hashed wait for as long as a hash takes.
 
         So its time does not tell that no user has the name; answers for one name follow each other
@@ -229,8 +231,8 @@ class Answers(Generic[Job]):
         many, else None.
         """
         # Several threads that hash for one name would end one after the other.
-        after = self._last.pop(place, now_ms) + max(1, hash_ms // self._hashers)
-        due = self._last[place] = max(now_ms + hash_ms, after)
+        after = self._last.pop(origin, now_ms) + max(1, hash_ms // self._hashers)
+        due = self._last[origin] = max(now_ms + hash_ms, after)
         self._count += 1
         heapq.heappush(self._due, (due, self._count, job))
         # Times that are over delay no other answer.
@@ -239,7 +241,7 @@ class Answers(Generic[Job]):
         return self._pop() if len(self._due) > self._most else None
 
     def take(self, now_ms: int) -> Job | None:
-        """Take an answer whose time has come; None: there is none."""
+        """Take an answer whose time has come, to be sent; None: there is none."""
         if not self._due:
             return None
         due_ms, _, _ = self._due[0]

@@ -36,7 +36,7 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"malamute"
 """The ZAP domain that this handler answers for; each guarded socket asks in its name."""
 
-_WAITING_MAX, _ADDRESS_WAITING_MAX, _PLACE_WAITING_MAX = 512, 128, 16
+_WAITING_MAX, _ADDRESS_WAITING_MAX, _ORIGIN_WAITING_MAX = 512, 128, 16
 """Attempts that wait for a hash: for users in all, for users of one address, for one name at one
 address, whether a user has it or not."""
 _STRANGERS_MAX = 4_096
@@ -116,7 +116,7 @@ class Authenticator:
             ) from None
         self._pauses = Pauses()
         self._turns: Turns[_Attempt] = Turns(
-            all_max=_WAITING_MAX, address_max=_ADDRESS_WAITING_MAX, place_max=_PLACE_WAITING_MAX,
+            all_max=_WAITING_MAX, address_max=_ADDRESS_WAITING_MAX, origin_max=_ORIGIN_WAITING_MAX,
             strangers_max=_STRANGERS_MAX,
         )  # fmt: skip
         self._hashing = 0

@@ -38,7 +38,10 @@ class Carriers:
         return user if own else ""
 
     def knows(self, credential: str) -> bool:
-        """Whether a user has this name; without authentication no credential comes at all."""
+        """Whether a user has this name: the core's `known`, which refuses others a link.
+
+        Without authentication no credential comes at all.
+        """
         return credential in self._users
 
     def may_use(self, user: str, template: str) -> bool:

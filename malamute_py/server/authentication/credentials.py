@@ -215,7 +215,10 @@ def plain_users(settings: Authentication) -> dict[str, str]:
 
 
 def carriers_of(settings: Authentication) -> Carriers:
-    """Make the table of which credential may have which identity. Raises ConfigError."""
+    """Make the table of which credential may have which identity, for the core and commands.
+
+    Raises ConfigError.
+    """
     if settings.mechanism == "none":
         return Carriers((), {})
     users = settings.clients if settings.mechanism == "curve" else plain_users(settings)
@@ -247,12 +250,14 @@ def write_secret_key(path: str) -> None:
         os.fsync(file.fileno())
 
 
-def secret_key_of(path: str, key: str = _SERVER_KEY) -> bytes:
-    """Return the secret CURVE key in a file. Raises ConfigError, OSError."""
+def secret_key_of(path: str) -> bytes:
+    """Return the broker's secret CURVE key, of the file with it. Raises ConfigError, OSError."""
     if not path:
-        raise ConfigError(key, 'mechanism = "curve" needs the name of a file for the broker\'s key')
-    secret = read_guarded(path, key, 0o077, "chmod 600").strip()
-    return checked_key(key, secret.decode("ascii", "replace"))
+        raise ConfigError(
+            _SERVER_KEY, 'mechanism = "curve" needs the name of a file for the broker\'s key'
+        )
+    secret = read_guarded(path, _SERVER_KEY, 0o077, "chmod 600").strip()
+    return checked_key(_SERVER_KEY, secret.decode("ascii", "replace"))
 
 
 def client_keys(settings: Authentication) -> dict[bytes, str]:

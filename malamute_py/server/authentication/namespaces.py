@@ -65,8 +65,8 @@ def _namespace(name: str, section: NamespaceSection) -> Namespace:
 def check_namespaces(config: Config) -> None:
     """Raise ConfigError for a user in two namespaces, or with a name under another one's prefix.
 
-    Also where a namespace would take in the broker's own HTTP side. config: with the users of the
-    users file.
+    Also where a namespace would take in the broker's own HTTP side. For a start, a reload and a
+    check of the configuration. config: with the users of the users file.
     """
     if not config.namespaces:
         return
@@ -104,7 +104,8 @@ def doubts(config: Config) -> Iterator[ConfigError]:
     """Yield a warning for each likely mistake in the namespaces; the configuration stays valid.
 
     A namespace to which no user belongs: its name or its patterns may be misspelt. A user in no
-    namespace whose name resembles those of one: such a user may reach the whole broker.
+    namespace whose name resembles those of one: such a user may reach the whole broker. A start, a
+    reload and a check of the configuration tell them.
     config: with the users of the users file; nothing is said where there are no users at all.
     """
     users = sorted({*config.authentication.users, *config.authentication.clients} - {HTTP_USER})
@@ -132,7 +133,10 @@ def doubts(config: Config) -> Iterator[ConfigError]:
 
 
 def like_a_member(user: str, namespaces: Namespaces) -> tuple[str, str] | None:
-    """Return a namespace whose users a name resembles, and the pattern of these; None: none."""
+    """Return a namespace whose users a name resembles, and the pattern of these; None: none.
+
+    For doubts(), and for the command that has just added this user.
+    """
     return next(
         (
             (namespace.name, pattern)

@@ -225,7 +225,10 @@ class Permissions:
 
 
 def _allows_some(grant: Grant, action: str) -> bool:
-    """Whether a grant allows an action on some name."""
+    """Whether a grant allows an action on some name; of denials only that of all names counts.
+
+    For _Rule.some: a client asks so whether it may do something at all.
+    """
     everything = "*"
     if everything in getattr(grant.deny, DENIED_BY.get(action, action), ()):
         return False
@@ -265,9 +268,10 @@ class QuotaTable:
 
 
 def permission_doubts(permissions: Mapping[str, Grant]) -> Iterator[ConfigError]:
-    """Yield patterns that fit no name, though they may stand there: each is a warning.
+    """Yield a warning for each pattern that fits no name; the configuration stays valid.
 
-    Such a permission allows nothing, and such a denial denies nothing.
+    Such a permission allows nothing, and such a denial denies nothing. A start, a reload and a
+    check of the configuration tell them.
     """
     yield from islice(_without_names(permissions), _DOUBTED_MAX)
 

@@ -208,7 +208,7 @@ class _Reading:
 
 
 def parse_users(text: str, path: str) -> Users:
-    """Read the text of a users file. Raises ConfigError, which names the path and the line."""
+    """Read the text of a users file that a command edits. Raises ConfigError, with its line."""
     reading = _Reading(text, path)
     users = reading.users()
     for fault in reading.faults:
@@ -217,7 +217,7 @@ def parse_users(text: str, path: str) -> Users:
 
 
 def read_users(path: str) -> Users:
-    """Read a users file. Raises ConfigError: also where others could read or write it."""
+    """Read a users file, to list it. Raises ConfigError: also where it is not safe from others."""
     return parse_users(_text_of(path), path)
 
 
@@ -237,7 +237,7 @@ def _text_of(path: str) -> str:
 
 
 def with_users(config: Config) -> Config:
-    """Return the configuration with what its users file has.
+    """Return the configuration with what its users file has, for a start and a reload.
 
     Raises ConfigError; UsersFileWrong: the file can be read, and has faults.
     """

@@ -73,7 +73,10 @@ class Parts:
         """Bytes of all parts."""
 
     def add(self, lsn: int, end_lsn: int) -> None:
-        """Add the bounds of a bundle with changes of queues, which the tables lack; in order."""
+        """Add the bounds of a bundle with changes of queues, which the tables lack; in order.
+
+        Called for each bundle that is appended, and at a start for those that the log has.
+        """
         parts = self._parts
         last_end = parts[-1][1] if parts else 0
         # A part near the last one, or one too many, makes the last one longer.
@@ -351,7 +354,10 @@ class Checkpoints:
             })  # fmt: skip
 
     def _hold(self) -> None:
-        """Have the ring overwrite nothing from the first part on that the tables lack."""
+        """Have the ring overwrite nothing from the first part on that the tables lack.
+
+        Called when it is synced further, and when the tables have followed.
+        """
         first = self.parts.first
         self._held = self._visible if first is None else min(first, self._visible)
         self._ring.hold(self._held)

@@ -103,7 +103,7 @@ class CheckpointProcess:
         if not pid:
             return None
         try:
-            # Behind the name, which is in parentheses and may have spaces. Source:
+            # After the name, which is in parentheses and may have spaces. Source:
             # proc_pid_stat(5), proc_pid_io(5).
             state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             io = Path(f"/proc/{pid}/io").read_text().split()

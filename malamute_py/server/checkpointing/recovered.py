@@ -225,7 +225,10 @@ def find_queues(
 
 
 def _go_beyond(queues: Queues, facts: RingFacts) -> None:
-    """Have new messages numbered beyond those in the tables, which the log may have lost."""
+    """Have new messages numbered beyond those in the tables, which the log may have lost.
+
+    For a start whose operator has accepted a loss: no number is given to a second message.
+    """
     mail = facts.streams.get(MAIL_STREAM, StreamFacts(0, 0))
     beyond = mail.next
     for (_, base), message in queues.messages.items():

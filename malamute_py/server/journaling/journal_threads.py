@@ -72,10 +72,6 @@ class Worker(Generic[Job]):
         """Give the thread a job; from the loop."""
         self._jobs.put(job)
 
-    def waiting(self) -> int:
-        """Return how many jobs wait."""
-        return self._jobs.qsize()
-
     def stop(self) -> None:
         """Finish the jobs that were given, then end."""
         if self._thread.is_alive():

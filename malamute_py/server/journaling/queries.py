@@ -42,7 +42,10 @@ Search: TypeAlias = Callable[[Any], Any] | None
 
 
 def answer_query(ring: Ring, query: IndexQuery) -> Any:
-    """Return the value for IndexAnswer. Raises JournalError, OSError."""
+    """Answer a question of the core, for Rings in the reader thread.
+
+    Returns the value for IndexAnswer. Raises JournalError, OSError.
+    """
     return _ANSWERS[query.kind](ring, query.stream, query.arguments)
 
 
@@ -186,6 +189,7 @@ def _plan(ring: Ring, stream: int, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _longest(parts: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
     """Return at most `most` of the parts [from, to), the longest ones, in the order of offsets."""
+    # The key is minus the length: the longest come first.
     longest = sorted(parts, key=lambda part: part[0] - part[1])[:most]
     return [list(part) for part in sorted(longest)]
 
@@ -222,7 +226,7 @@ def _end_of_selected(
                 offsets = _selected_offsets(content, base, matches, window, purges)
                 offsets = offsets[(offsets >= position) & (offsets < end)]
                 if found + len(offsets) >= most:
-                    return int(offsets[most - found - 1]) + 1, most  # just behind the last wanted
+                    return int(offsets[most - found - 1]) + 1, most  # just after the last wanted
                 found += len(offsets)
             budget -= len(view)
         if history.next <= position:
@@ -392,3 +396,4 @@ _ANSWERS: dict[str, Callable[[Ring, int, dict[str, Any]], Any]] = {
     "keys": _keys,
     "oldest_segments": _oldest_segments,
 }
+"""Kind of question -> the function that answers it; what each is: IndexQuery, broker/ready.py."""

@@ -22,6 +22,8 @@ READS_MAX: Final = 64
 
 
 class _Read(NamedTuple):
+    """A kept read: what was stored of a stream in the offsets [first, next)."""
+
     ring: bytes
     """Identity of the ring: the ring itself would keep its memory after it was removed."""
     stream: int
@@ -41,7 +43,7 @@ class RecentReads:
     def find(self, ring: Ring, job: ReadRange) -> tuple[tuple[HistoryRun, ...], int] | None:
         """Return what was read for another reader, if it serves this one; None: nothing does.
 
-        That is the stored runs, from the wanted offset or before it, and the offset behind them.
+        That is the stored runs, from the wanted offset or before it, and the offset after them.
         """
         for read in self._reads:
             if (

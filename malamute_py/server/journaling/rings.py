@@ -385,11 +385,11 @@ class Rings:
             self.latencies.sync.add(took_ns)
 
     def synced(self, name: str, lsn: int) -> None:
-        """The loop sends what waited for a ring to be synced up to `lsn`."""
+        """Measure the confirms that wait for this sync: the loop is about to send them."""
         self.latencies.confirmed(name, lsn)
 
     def syncing(self) -> bool:
-        """Whether something was appended that is neither synced nor given up."""
+        """Whether something appended is neither synced nor given up; a stop of the loop waits."""
         return any(
             ring.synced_lsn < ring.end_lsn and ring.failure is None
             for ring in self._rings.copy().values()
@@ -588,7 +588,7 @@ class Rings:
     # --- the housekeeping thread -----------------------------------------------------------
 
     def _do_housekeeping(self) -> bool:
-        """Do a share of housekeeping for all rings; True: more is to do (housekeeping thread)."""
+        """Do a piece of housekeeping for all rings; True: more is to do (housekeeping thread)."""
         more = self._remove_next_file()
         with contextlib.suppress(OSError):
             self.free_bytes = self._journal.storage.free_bytes()
@@ -680,7 +680,7 @@ def _neighbours(bundles: list[AppendBundle], at: int) -> int:
 
 
 def _refusal(token: int, earlier: AppendRefused) -> AppendRefused:
-    """Return the refusal of a bundle behind a refused one of its ring."""
+    """Return the refusal of a bundle that comes after a refused one of its ring."""
     if earlier.code == "too_large":
         # The size of the refused batch says nothing of a later bundle, which comes again.
         return AppendRefused(token, "wait", f"a batch before it was refused: {earlier.reason}", 1)

@@ -228,7 +228,7 @@ def test_what_is_wrong_too_often_waits_alone_and_longer_each_time() -> None:
 
 
 def turns_of(**bounds: int) -> Turns[str]:
-    least = {"all_max": 8, "address_max": 6, "place_max": 4, "strangers_max": 100}
+    least = {"all_max": 8, "address_max": 6, "origin_max": 4, "strangers_max": 100}
     return Turns(**{**least, **bounds})
 
 

@@ -25,6 +25,7 @@ from malamute_py.journal.directory import Journal
 from malamute_py.server.checkpointing import process
 from malamute_py.server.checkpointing.checkpoints import Parts
 from malamute_py.server.checkpointing.process import Checkpointed, CheckpointFailed
+from malamute_py.server.journaling.journal_threads import Trimmed
 from malamute_py.store import reading
 from malamute_py.store.database import DATABASE, FILES, connect
 from tests.server.shell import Shell, put, stored
@@ -381,6 +382,10 @@ def test_bodies_are_found_in_the_journal_and_behind_it(start: Callable[..., Shel
     assert not found.failed
 
 
+def _is_of_housekeeping(result: Any) -> bool:
+    return isinstance(result, Trimmed) or getattr(result, "name", "") == "segment_retired"
+
+
 def test_a_body_damaged_in_the_tables_costs_no_other(start: Callable[..., Shell]) -> None:
     shell = start()
     for _ in range(3):
@@ -397,7 +402,8 @@ def test_a_body_damaged_in_the_tables_costs_no_other(start: Callable[..., Shell]
     results: list[Any] = []
 
     def answered() -> bool:
-        results.extend(shell.results.take())
+        # Housekeeping tells in its own time of the segments that the noise overwrote.
+        results.extend(each for each in shell.results.take() if not _is_of_housekeeping(each))
         return len(results) == 2
 
     until(answered)
