@@ -387,7 +387,11 @@ class Replay:
         self._sink.flush()
 
     def _pass_over(self) -> None:
-        """Set next to the reader's position: what lies before was written, or did not match."""
+        """Set next to the reader's position: what lies before was written, or did not match.
+
+        Called after each batch that was written, and at the end; not when the replay was
+        interrupted, for the batch in hand is not written then.
+        """
         position = self._records.position
         if position is not None:
             self.next = position.next

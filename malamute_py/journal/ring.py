@@ -441,8 +441,8 @@ class Ring:
     def oldest_segments(self, most: int) -> list[tuple[int, dict[int, int]]]:
         """Return (end LSN, {stream: offset after its last record there}) of the oldest segments.
 
-        For a caller that copies newest records on before these go. The segment that is being
-        written is none of them.
+        For the compaction of streams with keys, which copies newest records on before these
+        segments go. The one that is being written is none of them. Any thread may call it.
         """
         size = self._segment_bytes
         return [

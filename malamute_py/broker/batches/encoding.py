@@ -129,7 +129,10 @@ class PartEncodings:
 
 
 def scattered(batch: StampedBatch, selections: Sequence[Sequence[int]]) -> list[Encoding]:
-    """Encodings of a few rows each, for live readers, all made in one go; see extract.Scatter."""
+    """Encodings of a few rows each, for live readers, all made in one go.
+
+    Each alone would cost a mask of the whole batch: see extract.Scatter.
+    """
     found: list[Encoding] = []
     stamp = Stamp.unpack(batch.stamp, verify=False)
     frames = Scatter(stamp, batch.content).extract(selections)

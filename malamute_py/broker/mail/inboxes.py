@@ -520,7 +520,8 @@ class Inboxes:
         """Return the part that an ACK_MAIL becomes. Raises BrokerRefused: nothing was done.
 
         With an `again_ms` below 0 the messages are done and leave their mailbox; with any other the
-        reader gives them back, and they are delivered again after so many milliseconds.
+        reader gives them back, and they are delivered again after so many milliseconds. The reader
+        has its credit back once the step takes the part, before the log has it.
         """
         inbox = link.receivers.get(command.subscription)
         if not isinstance(inbox, Inbox):

@@ -284,7 +284,10 @@ class Puts:
         return mailbox.free(row) & mask
 
     def read(self, letter: RowsOfPut, call: OnBody) -> None:
-        """Have the batch of a dead letter read, for `call`; None: it cannot be read."""
+        """Have the batch of a dead letter read, for `call`; None: it cannot be read.
+
+        For REQUEUE_GROUP: the batch alone tells whether a purge by subject took a record.
+        """
         base, _, row = letter
         self._messages.bodies.want(base, row.size, call)
 

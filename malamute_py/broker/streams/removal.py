@@ -238,7 +238,7 @@ class _Purging(Effect):
         self._uncount()
 
     def _uncount(self) -> None:
-        """Count the purge no longer among those on their way into the log."""
+        """Count the purge no longer among those on their way into the log, which are bounded."""
         self.coming[self.stream] -= 1
         if self.coming[self.stream] <= 0:
             del self.coming[self.stream]

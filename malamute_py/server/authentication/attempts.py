@@ -47,7 +47,11 @@ class _Wrong:
 
 
 class Pauses:
-    """Names at addresses that must wait before another of their passwords is hashed."""
+    """Names at addresses that must wait before another of their passwords is hashed.
+
+    An origin here is an address with a name's digest; or with "", for all names there that no user
+    has: their attempts need no hash, and are answered as late as if they had one.
+    """
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[Origin, _Wrong] = OrderedDict()
