@@ -170,7 +170,7 @@ class Log:
         return self.ring.bytes_on_disk()
 
     def _tidy(self) -> None:
-        """Do at once what a broker's housekeeping thread does, as removing what was given up."""
+        """Do what a broker's housekeeping thread does: called after records were given up."""
         while self.ring.prepare_step():
             pass
 

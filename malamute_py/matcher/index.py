@@ -443,7 +443,10 @@ class Index:
         self._vacate(number)
 
     def _hold(self, holder: _Pattern, canonical: Canonical) -> int:
-        """Number and file a part of a pattern; raises PatternError with nothing changed."""
+        """Number and file a part of a pattern, as of a conjunction or what a negation negates.
+
+        Raises PatternError, with nothing changed.
+        """
         known = self._numbers.get(canonical)
         part = self._take_up(canonical) if known is None else self._patterns[known]
         part.held_by_patterns += 1

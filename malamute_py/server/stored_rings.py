@@ -196,7 +196,7 @@ class StoredRings:
             self._log.info("recovered", ring=name, end_lsn=recovery.end_lsn, clean=recovery.clean)
 
     def note_damage(self, text: str) -> None:
-        """Keep a sentence about damage, which BROKER_INFO shows as long as the broker runs."""
+        """Keep a sentence about damage that this start found; BROKER_INFO shows it from then on."""
         if len(self.damage) < _DAMAGE_SHOWN:
             self.damage.append(text)
 

@@ -238,7 +238,10 @@ class Broker:
         return self._client is not None
 
     def close(self) -> None:
-        """Say goodbye, if there is a link; questions under way end."""
+        """End the process's link to this broker for all that use it, as a streaming query stops.
+
+        Questions under way end. A `with` block only gives the link back.
+        """
         self._closed = True
         with self._opening:
             if self._client is not None:

@@ -164,7 +164,10 @@ class ProducerStream:
         return (sequence, crc) not in _CONTENT.iter_unpack(contents)
 
     def original(self, sequence: int) -> Original:
-        """Return where the log has a batch of a producer that comes again; FORGOTTEN: not known."""
+        """Return where the log has a batch of a producer that comes again.
+
+        FORGOTTEN: it is older than what is remembered, or damage took it: _damaged() tells which.
+        """
         for first, offset, time_ms, count in reversed(self.runs):
             if first <= sequence < first + count:
                 return Original(offset + sequence - first, time_ms)

@@ -148,7 +148,10 @@ class Audience:
 
     @property
     def subscriptions(self) -> list[Subscription]:
-        """All subscriptions of the stream, live or not: a new list, as callers may end some."""
+        """All subscriptions of the stream, live or not: a new list, as callers may end some.
+
+        For its removal, a change of its schema, and live delivery that falls back to the journal.
+        """
         found = list(self.everyone)
         for same in self._numbers.values():
             found += same

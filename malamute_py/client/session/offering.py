@@ -495,7 +495,7 @@ class Offering(Opened):
             self.offerings.arrived(self)
 
     def not_acked(self, form: AckForm, number: int, error: MalamuteError) -> None:
-        """Take note that a request is not this worker's any more, by the broker's refusal."""
+        """Take note that a request is not this worker's any more: refused, or delivered again."""
         request = self.in_hand.get(number)
         if request is None:
             return
