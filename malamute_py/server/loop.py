@@ -45,6 +45,7 @@ from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.inbound import Inbound
 from malamute_py.server.journaling.journal_threads import RingEvent, Synced, SyncFailed, Trimmed
+from malamute_py.server.latencies import TurnLengths
 from malamute_py.server.parts import Core, Journaled
 from malamute_py.server.peers import Peer, Peers, Unreachable
 from malamute_py.server.reloading import Reread
@@ -66,8 +67,6 @@ _TAKE_LEAST = 16
 """Part of its time that a turn takes up messages for at least; it takes up one message always."""
 _REST_MS = 1_000
 """Time without a message after which the loop rests."""
-_LONG_TURN_US = 100_000
-"""Processor time from which on a turn is logged: all peers have waited for it."""
 _SKIPPED_MS = 1_000
 """Time between two turns, beyond the wait for messages, that counts for no silence of a peer."""
 
@@ -126,20 +125,12 @@ class Loop:
             meter=meter, report=self.report,
         )  # fmt: skip
         self._meter = meter
-        self._worked = worked
-        self._worked_ns = 0
-        """Processor time that the thread had used when the last turn ended."""
-        self._notable_ns = sys.maxsize
-        """Processor time of the thread beyond which the turn is the longest so far, or a long one;
-        the first turn is neither."""
-        self._notable_turn_ns = 0
+        self._lengths = TurnLengths(worked)
         self._turn_ns = config.loop.turn_us * 1_000
         self._take_ns = self._take_most_ns = self._turn_ns // 2
         """Time for which a turn takes up messages: less, when what comes of them takes long."""
         self._turn_until = sys.maxsize
         self._turns = 0
-        self.longest_turn_us = 0
-        """The longest turn so far, in microseconds of a processor."""
         self._guard_ms = config.loop.guard_ms
         self._pending_bytes_max = config.links.pending_bytes_max
         self._poller = zmq.Poller()
@@ -174,7 +165,7 @@ class Loop:
     def facts(self) -> dict[str, Any]:
         """For BROKER_INFO and metrics."""
         return {
-            "longest_turn_us": self.longest_turn_us,
+            "longest_turn_us": self._lengths.longest_us,
             "blocked_links": len(self._waiting),
             "refusing": self._refused_appends.last(self._clock()),
         }
@@ -251,8 +242,7 @@ class Loop:
         if drained or now_ms - self._drained_ms > 1000:
             self._after_drain(now_ms, drained, local_drained)
         elif self._guard_is_due(now_ms):
-            # Messages of a connection that is cut here are still taken up, or dropped, before its
-            # loss is told.
+            # What a connection sent that ended by itself is still taken up before its loss is told.
             inbound.ended += self._watch(now_ms, drained=False, local_drained=local_drained)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
             self._core.tick(now_ms)
@@ -303,20 +293,10 @@ class Loop:
             self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
         elif self._take_ns < self._take_most_ns:
             self._take_ns = min(self._take_ns + self._take_ns // 8, self._take_most_ns)
-        # Processor time: a turn in which the thread had no processor is not a long one.
-        worked_ns = self._worked()
-        if worked_ns > self._notable_ns:
-            self._note_long(now_ms, (worked_ns - self._worked_ns) // 1_000)
-        self._worked_ns = worked_ns
-        self._notable_ns = worked_ns + self._notable_turn_ns
-
-    def _note_long(self, now_ms: int, took_us: int) -> None:
-        """Note a turn that took as long as none before, or is worth a report."""
-        self.longest_turn_us = max(self.longest_turn_us, took_us)
-        self._notable_turn_ns = 1_000 * min(self.longest_turn_us, _LONG_TURN_US)  # for _pace()
-        if took_us > _LONG_TURN_US:
+        long_us = self._lengths.end()
+        if long_us:
             self._counters["long_turns_total"] += 1
-            self._event("long_turn", "warning", {"ms": took_us // 1_000}, now_ms)
+            self._event("long_turn", "warning", {"ms": long_us // 1_000}, now_ms)
 
     def _timeout(self, now_ms: int) -> int:
         """Return how many milliseconds the loop may sleep at most."""
@@ -374,12 +354,13 @@ class Loop:
         return True
 
     def _watch(self, now_ms: int, drained: bool, local_drained: bool) -> list[Connection]:
-        """Have the guard look at connections; returns those that ended, as it cut them, say.
+        """Have the guard look at connections; returns ended ones whose loss is still to be told.
 
         drained: the sockets have been read until they had nothing more. local_drained: those of
         local peers have.
         """
         ended = self._guard.check(now_ms, drained=drained, local_drained=local_drained)
+        told: set[Connection] = set()
         # Local peers that may fill the memory are sent a PING: the silent ones are cut then.
         doubted, self._guard.local.doubted = self._guard.local.doubted, []
         for connection in doubted:
@@ -388,9 +369,14 @@ class Loop:
             if connection.error is not None:  # our own, met while the guard judged it
                 link = min(connection.links, default=0)
                 self._core.failed(link, "guarding", connection.error, now_ms)
+            if connection.is_cut and self._peers.are_numbered(connection.links):
+                # Its messages are dropped from here on: to take them up first would copy all that
+                # filled the memory, for a link that is over.
+                self._lost(connection, now_ms)
+                told.add(connection)
         soon = self._guard.suspects
         self._guard_at_ms = now_ms + (SUSPECT_MS if soon else self._guard_ms)
-        return ended
+        return [connection for connection in ended if connection not in told]
 
     def _lost(self, connection: Connection, now_ms: int) -> None:
         """Tell the core that the links of an ended connection are lost."""

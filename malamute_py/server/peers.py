@@ -217,6 +217,11 @@ class Peers:
         """Return the numbers of all links."""
         return list(self._by_number)
 
+    def are_numbered(self, links: set[int]) -> bool:
+        """Whether these are links, all with ids that libzmq gives no other: see Peer.numbered."""
+        peers = [self._by_number.get(number) for number in links]
+        return bool(peers) and all(peer is not None and peer.numbered for peer in peers)
+
     def is_same(self, peer: Peer, head: zmq.Frame) -> bool:
         """Whether a message that came by the peer's routing id came from that very peer.
 

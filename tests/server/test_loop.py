@@ -31,6 +31,7 @@ from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import AppendBundle, Send
 from malamute_py.config import Config, LimitsSection, LinksSection
 from malamute_py.server import inbound as inbound_module
+from malamute_py.server.connections.connection import Connection
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.result_queue import Died
 from malamute_py.telemetry import Refusals
@@ -364,6 +365,40 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
             most = max(most, counters["messages_in_total"] - before)
         assert waited > 20, "they waited"
         assert most <= 50, "each message asks once whether the time is over"
+    noting.close()
+
+
+def test_a_link_that_the_guard_cut_is_lost_before_what_it_sent_is_taken_up() -> None:
+    """256 MiB of a flood were copied out of libzmq first, and took as much memory again."""
+    noting = Noting()
+    loop = noting.running.loop
+    lost: list[int] = []
+    noting.running.core.link_lost = lambda link, now_ms: lost.append(link)  # type: ignore[method-assign]
+    with Zmtp(noting.running.endpoint) as peer:
+        peer.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.turns_until(lambda: noting.calls)
+        found = loop.peers.get(1)
+        assert found is not None
+        connection = found.connection
+        assert connection is not None
+        peer.socket.sendall(frame(encode_message([Ping(7)])[0]) * 200)
+        noting.running.await_libzmq()
+        loop._take_ns = loop._take_most_ns = 50
+        noting.running.step_ns = 1
+        guard = loop._guard
+        check = guard.check
+
+        def cutting(now_ms: int, **rest: bool) -> list[Connection]:
+            guard._end(connection, "its share has too many unread bytes")
+            return [*check(now_ms, **rest), connection]
+
+        guard.check = cutting  # type: ignore[method-assign]
+        loop._guard_at_ms = 0
+        loop.turn()
+        assert lost == [1]
+        assert found.queued, "messages of it waited"
+        assert noting.running.counters["messages_in_total"] < 201, "others were not taken up"
+        guard.check = check  # type: ignore[method-assign]
     noting.close()
 
 

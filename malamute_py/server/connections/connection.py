@@ -18,8 +18,8 @@ class Connection:
 
     __slots__ = (
         "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
-        "frames", "heard_rss", "inode", "is_tcp", "links", "looks", "memory", "monitor", "quiet",
-        "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
+        "frames", "heard_rss", "inode", "is_cut", "is_tcp", "links", "looks", "memory", "monitor",
+        "quiet", "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
         "stretch_frames", "surplus", "taken_ms", "unread", "user",
     )  # fmt: skip
 
@@ -78,6 +78,8 @@ class Connection:
         self.stretch = self.stretch_frames = 0
         """Only of a local connection: number of the stretch of checks that found local messages
         waiting, and `frames` at its first look in this stretch."""
+        self.is_cut = False
+        """True: the guard ended it for what it had unread; what it sent before is dropped."""
         self.revoked = False
         """True: its credential counts no more, and what it still sends is dropped."""
         self.links: set[int] = set()

@@ -381,6 +381,7 @@ class Guard:
 
     def _end(self, connection: Connection, reason: str) -> None:
         """End a connection at once, by a reset, for the guard's own reason."""
+        connection.is_cut = True
         self._forget(connection)
         self._shut_down(connection, reason, abort=True)
 
