@@ -121,7 +121,10 @@ def copy_rows(content: Content, rows: Any, *, expiries: bool = False) -> bytes:
 
 
 def _row_numbers(mask: Array) -> Array:
-    """Return the numbers of the selected rows. Raises LocalProtocolError: there is none."""
+    """Return the numbers of selected rows, for extract() and copy_rows().
+
+    Raises LocalProtocolError: there is none.
+    """
     chosen = np.flatnonzero(mask)
     if not len(chosen):
         raise LocalProtocolError("bad_batch", "no row is selected")

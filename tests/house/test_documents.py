@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from malamute_py import AckWhen, ConfirmAt, GroupKind, OnError, ReadVisibility, Until
+from malamute_py.events import EVENTS
 from tests.house.checkout import ROOT, pyproject
 
 README = (ROOT / "README.md").read_text()
@@ -154,6 +155,12 @@ def test_every_setting_has_a_row_that_says_where_it_is_applied() -> None:
     }
     missing = {key for key in KEYS if key.rpartition(".")[2] not in told}
     assert not missing
+
+
+def test_every_event_has_a_row_that_says_where_it_is_told() -> None:
+    rows = re.findall(r"^\| ([a-z_, ]+) \| `", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    known = {name for row in rows for name in row.split(", ")}
+    assert {event.name for event in EVENTS} <= known
 
 
 def test_the_systemd_unit_starts_a_command_that_exists() -> None:

@@ -206,9 +206,9 @@ class LoopLink:
             self.wake_up()
 
     def gather(self, *, last: bool) -> None:
-        """Have a step done soon, where the caller knows whether others will send something as well.
+        """Have a step done soon: after a handler's reply, and for the last of several callers.
 
-        last: no other will, and what has gathered leaves at once.
+        last: no other reply or call will follow, and what has gathered leaves at once.
         """
         if last and not self._finished:
             self._gathered = False

@@ -275,7 +275,10 @@ class SubscriptionState(Opened):
         )
 
     def _credit_limits(self) -> tuple[int, int]:
-        """Return how many records and bytes, in all, the broker may have sent by now."""
+        """Return how many records and bytes the broker may have sent on this link by now.
+
+        Less than 0 where more waits here from earlier links than the credit.
+        """
         asked = self.request
         return (
             self._received_records + asked.credit_records - self.held_records,

@@ -22,8 +22,6 @@ from malamute_py.http.source import Source
 
 SESSIONS_MAX: Final = 32
 USER_SESSIONS_MAX: Final = 8
-IDLE_S: Final = 30 * 60.0
-LASTING_S: Final = 12 * 3_600.0
 NOTES_MAX: Final = 8
 _ID_BYTES: Final = 32
 _COOKIE_CHARACTERS_MAX: Final = 256
@@ -80,8 +78,8 @@ class Sessions:
     def __init__(
         self,
         *,
-        idle_s: float = IDLE_S,
-        lasting_s: float = LASTING_S,
+        idle_s: float,
+        lasting_s: float,
         most: int = SESSIONS_MAX,
         most_of_user: int = USER_SESSIONS_MAX,
         clock: Callable[[], float] = time.monotonic,

@@ -327,7 +327,7 @@ def test_a_session_ends_after_its_time_however_busy_it_is() -> None:
 
 def test_beyond_the_bound_the_idlest_session_of_the_user_with_most_ends() -> None:
     time = Time()
-    sessions = Sessions(most=3, most_of_user=2, clock=time)
+    sessions = Sessions(idle_s=10, lasting_s=100, most=3, most_of_user=2, clock=time)
     first, _ = client_of(sessions, "a")
     time.now = 1.0
     second, second_link = client_of(sessions, "a")
@@ -348,7 +348,7 @@ def test_beyond_the_bound_the_idlest_session_of_the_user_with_most_ends() -> Non
 
 async def test_a_session_without_a_link_says_so() -> None:
     """Its overview said that the broker had not been reached yet."""
-    sessions = Sessions()
+    sessions = Sessions(idle_s=10, lasting_s=100)
     cookie, link = client_of(sessions, "a")
     session = sessions.find(cookie)
     assert session is not None
