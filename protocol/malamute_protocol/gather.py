@@ -103,7 +103,7 @@ class Gathering:
         self._headers.update(self._new_headers(rows))
 
     def weight_of(self, rows: Sequence[Row]) -> int:
-        """Return the bytes that these rows would add, for add() and to ask before it if they fit."""
+        """Return the bytes that these rows would add: for add(), and to ask before if they fit."""
         bodies = sum([len(row.body) for row in rows])
         return bodies + BYTES_A_ROW * len(rows) + sum(map(weight_of, self._new_headers(rows)))
 
