@@ -96,7 +96,7 @@ class Context:
         Raises CommandFailed: the file or the named variable is missing, or no person can be asked.
         """
         if self.password_file:
-            return _read_secret(self.password_file)
+            return _password_in(self.password_file)
         name = self.password_env or PASSWORD
         value = os.environ.get(name)
         if value is not None:
@@ -122,7 +122,7 @@ class Context:
 
         from malamute_py.client.settings import Curve
 
-        secret = _read_secret(self.secret_key_file).strip() if self.secret_key_file else ""
+        secret = _read(self.secret_key_file).strip() if self.secret_key_file else ""
         if len(secret) != KEY_CHARACTERS:
             raise CommandFailed(
                 f"{self.secret_key_file or 'the context'}: no CURVE secret key of 40 characters;"
@@ -134,12 +134,20 @@ class Context:
         return Curve(server_key=self.server_key, public_key=public, secret_key=secret)
 
 
-def _read_secret(path: str) -> str:
-    """Return the password or key in a file. Raises CommandFailed."""
+def _password_in(path: str) -> str:
+    """Return the password in a file. Raises CommandFailed."""
     from malamute_py.sections import secret_line
 
+    password = secret_line(_read(path).encode()).decode()
+    if not password:
+        raise CommandFailed(f"{path}: its first line is empty, and should be the password", USAGE)
+    return password
+
+
+def _read(path: str) -> str:
+    """Return the text of a file with a password or key. Raises CommandFailed."""
     try:
-        return secret_line(Path(path).expanduser().read_bytes()).decode()
+        return Path(path).expanduser().read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise CommandFailed(f"{path}: cannot be read ({reason.lower()})", USAGE) from None

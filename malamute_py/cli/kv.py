@@ -131,6 +131,8 @@ def update(
     body = _given(value)
     with linked(ctx) as client:
         done = _view(client, stream).update(key, body, revision=revision, confirm=confirm)
+        if confirm == "none":
+            check_unconfirmed(client, stream, client.stream_info)
     _tell(f"{key} is set", key, done, as_json)
 
 

@@ -100,10 +100,14 @@ def linked(
             yield client
 
 
-def check_unconfirmed(client: SyncClient, name: str, question: Callable[[str], object]) -> None:
+def check_unconfirmed(
+    client: SyncClient, name: str, question: Callable[[str], object], *,
+    beside: Exception | None = None,
+) -> None:  # fmt: skip
     """Raise CommandFailed when the broker refused something that was sent without a confirm.
 
     It answers that only when it refuses it. name: of the stream or mailbox; question: any about it.
+    beside: another failure of the command, which is told as well. Raises MalamuteError, too.
     """
     client.flush()
     # Answers come in order: with that to a later question, all refusals are there. A refusal is an
@@ -111,6 +115,8 @@ def check_unconfirmed(client: SyncClient, name: str, question: Callable[[str], o
     with suppress(BrokerRefused):
         question(name)
     if client.refused_unconfirmed:
+        if beside is not None:
+            say(str(beside))
         raise CommandFailed(
             f"{name}: the broker refused some of it ({client.refused_unconfirmed} batches);"
             " send with --confirm stored to learn why"

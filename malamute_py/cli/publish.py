@@ -164,13 +164,15 @@ class _Publishing:
                     unreadable = error  # Records before it are still to be confirmed.
                 progress.title("confirming")
                 window.wait(LAST_WAIT_MS if interrupted else None)
-            if self._confirm == "none":
-                check_unconfirmed(self._client, self._stream, self._client.stream_info)
         except (MalamuteError, KeyboardInterrupt):
             say(f"{count_text(window.confirmed, 'record')} of {window.published:,} confirmed")
             raise
         if unreadable is None or window.published:
             self._tell(window)
+        if self._confirm == "none" and not interrupted:
+            check_unconfirmed(
+                self._client, self._stream, self._client.stream_info, beside=unreadable
+            )
         if unreadable is not None:
             raise unreadable
         return INTERRUPTED if interrupted else 0

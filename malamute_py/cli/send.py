@@ -220,10 +220,10 @@ class _Sending:
                 raise
             except (CommandFailed, OSError) as error:
                 unreadable = error  # Messages before it are told of first.
-        if self._confirm == "none":
-            check_unconfirmed(client, self._mailbox, client.mailbox_info)
         if unreadable is None or self._count:
             self._tell()
+        if self._confirm == "none" and not interrupted:
+            check_unconfirmed(client, self._mailbox, client.mailbox_info, beside=unreadable)
         if unreadable is not None:
             raise unreadable
         return INTERRUPTED if interrupted else 0

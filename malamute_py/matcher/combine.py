@@ -144,7 +144,7 @@ class CompiledPattern(NamedTuple):
 def compile_pattern(wire: object) -> CompiledPattern:
     """Check and compile one pattern; raises PatternError with a code that may be sent.
 
-    For readers that ask about single headers, without an index.
+    For readers that ask about single headers, without an index, and for checks of a pattern.
     """
     canonical = normalise(wire)
     weight = check_weight(canonical)

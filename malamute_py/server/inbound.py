@@ -192,7 +192,7 @@ class Inbound:
                 if len(frames) <= keep:
                     small = length < _KEEP_FRAME_FROM or not frames
                     frames.append(frame.bytes if small else frame)
-            if parts > share and not large:
+            if parts > share + 1 and not large:
                 # One message of many frames, which may take as long as the turn has for all, takes
                 # no time from the messages of others.
                 large, until = True, meter() + self.take_ns
@@ -217,7 +217,7 @@ class Inbound:
                         continue
                 if peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
                     continue
-                if peer.queued is not None or parts > share:
+                if peer.queued is not None or parts > share + 1:
                     # Commands of an earlier message of the peer wait, and the order stays; or this
                     # one has many frames, and is decoded once the others of the turn are taken up.
                     if peer.queued is None:

@@ -2,7 +2,7 @@
 
 Owns the one thread that touches the sockets, the core and the rings' appends. The rule: a turn
 takes a bounded burst from each socket without waiting, does what the core asks for in the order of
-Ready, and asks for one sync; the more messages have gathered, the less each costs. A body is never
+Ready, and asks for a sync; the more messages have gathered, the less each costs. A body is never
 copied here: what was received as a frame is stored from and sent as that frame. Source:
 docs/design.md (Speed; The core and its shell).
 """
@@ -180,8 +180,9 @@ class Loop:
     def turn(self) -> None:
         """Wait for something to happen and do all that follows from it, once.
 
-        In this order: messages are taken up, results of threads given to the core, connections
-        looked at, and the core's Ready is done (settle()); then what no peer waits for.
+        In this order: messages are taken up; what came in small ones is settled, and a share of the
+        others done; results of threads are given to the core, connections looked at, and the core's
+        Ready is done (settle()); then what no peer waits for.
         """
         timeout = 0 if self._busy else self._timeout(self._clock())
         ready = dict(self._poller.poll(timeout))
@@ -286,7 +287,7 @@ class Loop:
         much of it has the next one take up fewer. The time that taking up itself took does not
         count: a message of 1,000 frames would have the others wait, one of each turn.
 
-        caused: when the turn had taken up its messages, as the meter tells it.
+        caused: when the turn had taken up its messages, as the meter tells it, without settling.
         """
         # The work took more than its part of a turn: half the time next; else an eighth more.
         if self._meter() - caused > self._turn_ns - self._take_most_ns:

@@ -67,7 +67,7 @@ class KeptLinks:
         """
         with self._lock:
             turn = self._turns.setdefault(key, threading.Lock())
-        if not turn.acquire(timeout=wait_s):
+        if not turn.acquire(timeout=min(max(0.0, wait_s), threading.TIMEOUT_MAX)):
             raise Timeout("another thread of this process is still connecting")
         try:
             yield

@@ -88,8 +88,8 @@ def link(options: LinkOptions, *, reached_broker: bool = False) -> SyncClient:
 
 def _reach(key: Key) -> None:
     """Take note that a link of a key was open."""
+    _REACHED.pop(key, None)  # Now it is the last one.
     _REACHED[key] = None
-    _REACHED.move_to_end(key)
     if len(_REACHED) > _REACHED_MAX:
         _REACHED.popitem(last=False)
 

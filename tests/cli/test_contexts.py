@@ -237,6 +237,10 @@ def test_passwords_come_from_a_file_or_a_variable(
         at = ("--endpoint", guarded.tcp_endpoint)
         run_cli("context", "add", "f", *at, "--user", "ann", "--password-file", str(secret)).ok()
         run_cli("stream", "ls").ok()
+        secret.write_text("\npw\n")
+        told = run_cli("stream", "ls")
+        assert told.code == 2
+        assert "its first line is empty" in told.err
         run_cli("context", "add", "e", *at, "--user", "ann", "--password-env", "PW", "--use").ok()
         assert run_cli("stream", "ls").code == 2
         monkeypatch.setenv("PW", "wrong")

@@ -58,6 +58,16 @@ def test_who_may_write_and_not_read_sets_and_deletes_keys(grant: dict[str, Any])
         assert root("kv", "get", "s", "eu.c").ok().out == "3"
 
 
+def test_an_update_without_a_confirm_that_met_another_revision_ends_with_1(
+    m: Run, keys: str
+) -> None:
+    m("kv", "put", keys, "k", "1").ok()
+    told = m("kv", "update", keys, "k", "2", "--revision", "99", "--confirm", "none")
+    assert told.code == 1
+    assert "the broker refused some of it" in told.err
+    assert m("kv", "get", keys, "k").ok().out == "1"
+
+
 def test_a_value_may_come_from_standard_input(m: Run, keys: str) -> None:
     m("kv", "put", keys, "text", stdin="a\nb\n").ok()
     assert m("kv", "get", keys, "text").ok().out == "a\nb\n"

@@ -320,10 +320,13 @@ def test_the_progress_of_a_purge_leaves_out_what_a_reader_holds(
 def test_what_is_refused_without_a_confirm_ends_with_1(m: Run, box: str) -> None:
     m("send", box, "one", "--confirm", "none").ok()
     m("mailbox", "edit", box, "--max-messages", "1").ok()
-    for told in (
-        m("send", box, "two", "--confirm", "none"),
-        m("send", box, "--confirm", "none", stdin="two\nthree\n"),
-    ):
-        assert (told.code, told.out) == (1, "")
-        assert f"{box}: the broker refused some of it (1 batches)" in told.err
+    refused = f"{box}: the broker refused some of it (1 batches)"
+    told = m("send", box, "two", "--confirm", "none")
+    assert (told.code, told.out) == (1, "")
+    assert refused in told.err
+    # Of many it also tells how many it sent, and what of the input could not be read.
+    told = m("send", box, "--confirm", "none", "--json-lines", stdin='{"body":"two"}\nno json\n')
+    assert (told.code, told.rows[0][0]) == (1, box)
+    assert refused in told.err
+    assert "line 2" in told.err
     assert messages(m, box) == 1

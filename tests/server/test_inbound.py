@@ -127,6 +127,15 @@ def test_a_message_of_many_frames_is_decoded_after_those_of_others_are_taken_up(
     assert taken.turn() == 25
 
 
+def test_a_message_of_as_many_commands_as_a_share_has_is_done_at_once() -> None:
+    """64 tasks that publish send such messages."""
+    share = Config().loop.share_commands
+    contents = [b"content"] * share
+    taken = Taken([list(encode_message([Publish("s", at) for at in range(share)], contents))])
+    taken.turn()
+    assert taken.received == [share]
+
+
 def test_one_message_of_many_frames_is_taken_up_in_a_turn_beside_others() -> None:
     taken = Taken([*[LARGE] * 2, *[SMALL] * 100])
     assert [taken.turn(), taken.turn()] == [0, 25]

@@ -622,7 +622,7 @@ class Group:
         return begins, dropped
 
     def withhold(self, base: int, bits: int) -> Picked:
-        """Take waiting rows that are being buried from all members until the log has answered."""
+        """Take waiting rows that are being buried from all members, until back()."""
         picked: Picked = []
         for page, mask in self.holdings.pieces(base, bits):
             self.holdings.unhand(page, member=None, mask=mask)
@@ -644,7 +644,7 @@ class Group:
                 self.slots.hold_back(slots_of(page, mask))
 
     def back(self, picked: Picked, *, late: bool) -> None:
-        """Let withheld rows wait again, as the log answered. late: after a pause (Page.late)."""
+        """Let withheld rows wait again, as none buries them. late: after a pause (Page.late)."""
         holdings, slots = self.holdings, self.slots
         for page, mask in picked:
             holdings.restore(page, mask, member=None, now_ms=0)

@@ -238,7 +238,7 @@ class Ends:
     def bury_later(self, items: Iterable[BatchRows], *why: Any) -> None:
         """Keep rows whose attempts are used up out of the queue until they can be buried.
 
-        Called as their burial was refused; Deadlines tries it again.
+        Called as a step with their end was refused; Deadlines tries it again.
         """
         for batch, rows in items:
             batch.aside |= rows

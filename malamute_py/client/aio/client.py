@@ -241,6 +241,6 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
     def refused_unconfirmed(self) -> int:
         """Batches that the broker refused so far of those sent with confirm="none".
 
-        publish() and send() make them.
+        publish(), send() and the key-value view make them.
         """
         return self._publisher.unpromised_refusals

@@ -64,6 +64,7 @@ _FINAL_CODES: Final = frozenset(
     {"unauthenticated", "forbidden", "version", "fenced", "kicked", "bad_name"}
 )
 """Codes that trying again cannot cure."""
+_UNPROMISED: Final = {NUMBERS[each] for each in (wire.Publish, wire.UpdateKey, wire.Send)}
 _TRACKED: Final = frozenset(
     NUMBERS[command]
     for command in (
@@ -655,7 +656,7 @@ class Session:
             self._suspects.named = True  # a BYE that follows is for this command
         if number in _TRACKED:
             tracked = self.trackers.take(reference)
-            if not reference and number in (NUMBERS[wire.Publish], NUMBERS[wire.Send]):
+            if not reference and number in _UNPROMISED:
                 # Of level `none`: no caller waits.
                 self.publisher.unpromised_refusals += 1
             if tracked is not None:

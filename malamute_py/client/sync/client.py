@@ -233,6 +233,6 @@ class SyncClient(
     def refused_unconfirmed(self) -> int:
         """Batches that the broker refused so far of those sent with confirm="none".
 
-        publish() and send() make them.
+        publish(), send() and the key-value view make them.
         """
         return self._publisher.unpromised_refusals
