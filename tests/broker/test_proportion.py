@@ -100,6 +100,7 @@ def test_a_stream_that_goes_takes_only_its_own_producers_places_along() -> None:
     assert producers._places == {}, "what left leaves nothing behind"
 
 
+@pytest.mark.moderate
 def test_a_subscription_that_goes_is_not_looked_for_among_all_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,6 +167,7 @@ def test_bounds_are_applied_to_some_streams_at_a_time_and_to_all_in_each_round(
     assert sorted(looked) == sorted(stream.name for stream in shell.broker._catalogue)
 
 
+@pytest.mark.moderate
 def test_idle_links_have_their_heartbeats_together() -> None:
     shell = Shell()
     links = 300

@@ -46,6 +46,7 @@ def wrong(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.moderate
 def test_all_problems_are_told_at_once_each_with_its_line(wrong: Path) -> None:
     outcome = run_cli("config", "check", str(wrong), "--set", "log.level=loud",
                       env={"MALAMUTE_LOOP_TURN_US": "5MiB"})  # fmt: skip
@@ -152,6 +153,7 @@ def test_all_problems_of_a_users_file_are_told_at_once_and_each_once(tmp_path: P
     assert f"there is no {users}" in run_cli("config", "check", str(file)).lines[-1]
 
 
+@pytest.mark.moderate
 def test_no_problem_of_an_entry_hides_another(tmp_path: Path) -> None:
     """A misspelt quota of a namespace ended the command in a traceback."""
     file = tmp_path / "malamute.toml"
@@ -287,6 +289,7 @@ def test_a_variable_that_sets_nothing_is_named_once_with_the_one_that_was_meant(
     )
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", ["users.toml", "users"])
 def test_an_empty_users_file_is_refused_and_one_without_users_is_warned_of(
     tmp_path: Path, name: str
@@ -483,6 +486,7 @@ def test_a_table_without_a_line_of_its_own_has_that_of_the_first_in_it(tmp_path:
     assert places == [["3", "colours"], ["6", "permissions.x.deny"]]
 
 
+@pytest.mark.moderate
 def test_a_running_broker_reads_its_configuration_anew(m: Run) -> None:
     assert m("config", "reload").ok().rows == []
     assert m("config", "reload", "--json").ok().json == []

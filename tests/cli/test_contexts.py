@@ -27,6 +27,7 @@ from tests.waiting import WAIT_S
 NOWHERE = "tcp://127.0.0.1:1"
 
 
+@pytest.mark.moderate
 def test_contexts_are_added_listed_used_and_removed(m: Run) -> None:
     m("context", "add", "one", "--endpoint", "tcp://one:9797").ok()
     m("context", "add", "two", "--endpoint", "tcp://two:9797", "--user", "ann").ok()
@@ -162,6 +163,7 @@ def test_precedence(m: Run, broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPa
     assert m("--endpoint", NOWHERE, "stream", "ls", "--endpoint", here).code == 0
 
 
+@pytest.mark.moderate
 def test_a_command_connects_under_the_identity_of_its_line_or_its_context(
     m: Run, broker: EmbeddedBroker
 ) -> None:
@@ -186,6 +188,7 @@ def test_our_variables_are_no_keys_of_the_brokers_configuration() -> None:
     load(environment=dict.fromkeys(ours, "x"))
 
 
+@pytest.mark.moderate
 def test_nobody_there_is_code_3_and_says_what_to_do(m: Run) -> None:
     told = m("pub", "s", "x", "--endpoint", NOWHERE, "--connect-timeout", "50ms")
     assert told.code == 3
@@ -254,6 +257,7 @@ def test_passwords_come_from_a_file_or_a_variable(
         run_cli("stream", "ls").ok()
 
 
+@pytest.mark.moderate
 def test_a_hash_of_a_password_is_what_the_broker_takes(m: Run) -> None:
     hashed = m("user", "hash", stdin="pw\n").ok().lines[0]
     load(overrides={"authentication.mechanism": "plain", "authentication.users": {"a": hashed}})
@@ -293,6 +297,7 @@ def test_a_group_that_the_person_is_not_in_and_that_may_not_read_is_no_hindrance
     assert list(contexts.Contexts.load().contexts) == ["one", "two"]
 
 
+@pytest.mark.moderate
 def test_commands_that_change_contexts_at_once_do_so_one_after_the_other(
     m: Run, tmp_path: Path
 ) -> None:

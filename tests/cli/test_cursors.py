@@ -37,6 +37,7 @@ def test_a_reader_goes_on_where_its_cursor_stands(m: Run, five: str) -> None:
     assert m("sub", five, "--cursor", "c", "--until-tail").ok().lines == []
 
 
+@pytest.mark.moderate
 def test_what_a_pattern_leaves_out_is_behind_the_cursor(m: Run, five: str) -> None:
     assert m("sub", five, "nothing", "--cursor", "c", "--until-tail").ok().lines == []
     assert stands(m, five, "c") == 5
@@ -163,6 +164,7 @@ def test_who_manages_streams_and_may_not_read_moves_resets_and_edits_their_curso
         assert run("sub", "s", "--start", "earliest", "--until-tail").code == 1
 
 
+@pytest.mark.moderate
 def test_members_of_a_group_share_the_stream(m: Run, broker: EmbeddedBroker, five: str) -> None:
     assert m("sub", five, "--group", "g", "-n", "2").ok().lines == ["0", "1"]
     assert m("sub", five, "--group", "g", "-n", "3").ok().lines == ["2", "3", "4"]
@@ -222,6 +224,7 @@ def test_a_requeue_of_dead_letters_whose_records_are_gone_fails_and_says_so(
     assert m("group", "info", five, "g", "--json").ok().json["dead"] == 2
 
 
+@pytest.mark.moderate
 def test_a_requeue_without_a_dead_letter_fails_alike_whoever_shares_the_mailbox(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:
@@ -238,6 +241,7 @@ def test_a_requeue_without_a_dead_letter_fails_alike_whoever_shares_the_mailbox(
     assert f"0 records of {five} again for g; 1 message left in {five}.g.dead, of others" in told
 
 
+@pytest.mark.moderate
 def test_a_requeue_finds_dead_letters_beside_the_mailbox_of_the_settings(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:
@@ -259,6 +263,7 @@ def test_a_requeue_finds_dead_letters_beside_the_mailbox_of_the_settings(
         assert f"1 record of {five} again for g; 1 message left in elsewhere, of others" in told
 
 
+@pytest.mark.moderate
 def test_a_requeue_by_number_tells_of_numbers_that_are_no_dead_letters(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:
@@ -274,6 +279,7 @@ def test_a_requeue_by_number_tells_of_numbers_that_are_no_dead_letters(
     assert f"1 record of {five} again for g; 1 of these numbers stay: no dead letters of g" in told
 
 
+@pytest.mark.moderate
 def test_dead_letters_of_a_group_are_shown_and_requeued(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:
@@ -298,6 +304,7 @@ def test_dead_letters_of_a_group_are_shown_and_requeued(
     assert m("group", "edit", five, "g").code == 2
 
 
+@pytest.mark.moderate
 def test_a_group_is_reset_and_with_members_only_when_told(
     m: Run, broker: EmbeddedBroker, five: str
 ) -> None:
@@ -315,6 +322,7 @@ def test_a_group_is_reset_and_with_members_only_when_told(
     assert m("group", "reset", five, "g", "last").code == 2
 
 
+@pytest.mark.moderate
 def test_the_kind_of_a_group_is_chosen_by_its_first_member(m: Run, five: str) -> None:
     m("sub", five, "--group", "g", "--kind", "keyed", "-n", "1").ok()
     assert m("group", "info", five, "g", "--json").ok().json["kind"] == "keyed"
@@ -339,6 +347,7 @@ def test_wrong_usage_is_said(m: Run, five: str, args: list[str], says: str) -> N
     assert len(told.err.splitlines()) == 1
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", ["cursor", "group"])
 def test_a_misspelt_name_is_named_right(m: Run, five: str, kind: str) -> None:
     m("sub", five, f"--{kind}", "billing", "-n", "1", "--start", "0").ok()

@@ -74,6 +74,7 @@ def test_definitions_are_made_elsewhere_and_the_second_time_nothing_differs(
     assert m("export", env=at(empty)).ok().json == told.json
 
 
+@pytest.mark.moderate
 def test_toml_with_units_sets_what_it_names_and_leaves_the_rest(
     m: Run, there: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -200,6 +201,7 @@ def test_a_dry_run_says_of_which_streams_nothing_is_foreseen() -> None:
     assert "not foreseen" not in done.err
 
 
+@pytest.mark.moderate
 def test_an_export_may_be_of_a_part_by_its_prefix(m: Run, there: EmbeddedBroker) -> None:
     told = m("export", "--prefix", "tr", env=at(there)).ok().json
     assert (list(told["streams"]), told["mailboxes"]) == (["trades"], {})
@@ -330,6 +332,7 @@ def test_what_is_denied_and_not_named_by_the_file_stays_denied(
     assert "ann" not in again.out, "nothing differs"
 
 
+@pytest.mark.moderate
 def test_users_that_a_broker_would_refuse_are_not_written(
     m: Run, empty: EmbeddedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

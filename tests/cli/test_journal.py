@@ -80,6 +80,7 @@ def test_stat_tells_rings_and_streams(whole: Path) -> None:
     assert table["in_use"] is False
 
 
+@pytest.mark.moderate
 def test_a_whole_journal_is_verified(whole: Path) -> None:
     (row,) = run_cli("journal", "verify", str(whole)).ok().rows
     assert row[:2] == ["main", "ok"]
@@ -139,6 +140,7 @@ def test_a_dump_can_be_cut_to_a_range(whole: Path) -> None:
     assert {"epoch_start", "change", "data"} <= set(kinds)
 
 
+@pytest.mark.moderate
 def test_files_are_not_changed_by_looking(whole: Path) -> None:
     def files() -> Iterator[tuple[str, bytes]]:
         for path in sorted(whole.rglob("*")):

@@ -58,6 +58,7 @@ def test_who_may_write_and_not_read_sets_and_deletes_keys(grant: dict[str, Any])
         assert root("kv", "get", "s", "eu.c").ok().out == "3"
 
 
+@pytest.mark.moderate
 def test_an_update_without_a_confirm_that_met_another_revision_ends_with_1(
     m: Run, keys: str
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_value_may_come_from_standard_input(m: Run, keys: str) -> None:
     assert m("kv", "get", keys, "text").ok().out == "a\nb\n"
 
 
+@pytest.mark.moderate
 def test_keys_watch_and_history(m: Run, keys: str) -> None:
     for number in range(2):
         m("kv", "put", keys, "a", str(number)).ok()

@@ -67,6 +67,7 @@ def test_options_reach_the_reader(m: Run, box: str) -> None:
     assert mail["sender"].startswith("~")
 
 
+@pytest.mark.moderate
 def test_priority_goes_first_and_delayed_mail_later(m: Run, box: str) -> None:
     m("send", box, "later", "--in", "1h").ok()
     m("send", box, "plain").ok()
@@ -77,6 +78,7 @@ def test_priority_goes_first_and_delayed_mail_later(m: Run, box: str) -> None:
     assert left["not_before"] > left["time"]
 
 
+@pytest.mark.moderate
 def test_json_lines_read_back_what_inbox_prints(m: Run, box: str) -> None:
     lines = [
         {"body": "a", "subject": "x.y", "fields": {"k": "v"}, "properties": {"n": 1}},
@@ -137,12 +139,14 @@ def test_what_a_closed_pipe_did_not_take_stays_in_the_mailbox(
     assert m("inbox", box, "--until-empty").ok().lines == ["3"]
 
 
+@pytest.mark.moderate
 def test_nothing_within_the_timeout_is_code_4(m: Run, box: str) -> None:
     told = m("inbox", box, "--create", "--timeout", "50ms")
     assert told.code == 4
     assert "no message came within 50ms" in told.err
 
 
+@pytest.mark.moderate
 def test_a_misspelt_mailbox_is_not_made_but_named(m: Run, box: str) -> None:
     m("send", box, "x").ok()
     for args in (("inbox",), ("mailbox", "info"), ("mailbox", "peek"), ("mailbox", "rm", "--yes")):
@@ -212,6 +216,7 @@ def test_a_key_without_an_identity_is_said_to_be_of_little_use(m: Run, box: str)
 # --- mailbox -------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_a_mailbox_is_made_shown_edited_and_removed(m: Run, box: str) -> None:
     m("mailbox", "edit", box, "--create", "--ttl", "7d", "--max-bytes", "1MiB",
       "--description", "all of it").ok()  # fmt: skip
@@ -243,6 +248,7 @@ def test_peeking_takes_nothing_and_goes_on_behind_a_number(m: Run, box: str) -> 
     assert messages(m, box) == 12
 
 
+@pytest.mark.moderate
 def test_a_list_of_blobs_is_peeked_at_as_inbox_shows_it(
     m: Run, broker: EmbeddedBroker, box: str
 ) -> None:
@@ -317,6 +323,7 @@ def test_the_progress_of_a_purge_leaves_out_what_a_reader_holds(
     assert told["held"]
 
 
+@pytest.mark.moderate
 def test_what_is_refused_without_a_confirm_ends_with_1(m: Run, box: str) -> None:
     m("send", box, "one", "--confirm", "none").ok()
     m("mailbox", "edit", box, "--max-messages", "1").ok()

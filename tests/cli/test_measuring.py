@@ -113,6 +113,7 @@ def test_a_run_is_cut_into_windows_with_the_percentiles_of_what_ended_in_each() 
     assert cut[-1].spans_ms == {"p50": 0.0005, "p90": 0.002, "p99": 0.002, "max": 0.002}
 
 
+@pytest.mark.moderate
 def test_a_report_is_one_page_with_plots_and_no_script(m: Run, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     m("bench", "mail", "--count", "40", "--tasks", "4", "--memory", "--report", str(file)).ok()
@@ -178,6 +179,7 @@ def test_a_bench_that_fails_leaves_nothing_either(m: Run, broker: EmbeddedBroker
     assert not _is_left(broker)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "command", [("bench", "pub"), ("bench", "sub"), ("bench", "request"), ("rtt",)]
 )

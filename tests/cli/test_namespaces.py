@@ -54,6 +54,7 @@ def test_namespaces_are_listed_with_what_they_hold(run: Run) -> None:
     assert beta["held"] == {}
 
 
+@pytest.mark.moderate
 def test_one_is_shown_with_its_bounds(run: Run) -> None:
     rows = run("namespace", "show", "acme").ok().rows
     assert ["streams", "1", "4"] in rows
@@ -63,6 +64,7 @@ def test_one_is_shown_with_its_bounds(run: Run) -> None:
     assert "did you mean acme?" in run("namespace", "show", "amce").err
 
 
+@pytest.mark.moderate
 def test_a_user_of_one_sees_that_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALAMUTE_USER", "acme.ann")
     assert [row[0] for row in run("namespace", "ls").ok().rows] == ["acme"]
@@ -97,6 +99,7 @@ def test_the_administrator_of_a_namespace_measures_within_it(words: tuple[str, .
     assert [name for name in left if "malamute" in name] == []
 
 
+@pytest.mark.moderate
 def test_counts_that_a_user_of_one_is_not_told_are_unknown_to_check(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def test_options_reach_the_record(m: Run, stream: str) -> None:
     assert record["expires"] > record["time"]
 
 
+@pytest.mark.moderate
 def test_json_lines_read_back_what_sub_prints(m: Run, stream: str) -> None:
     records = [
         {"body": "a", "subject": "x.y", "fields": {"k": "v"}, "properties": {"n": 1}},
@@ -150,6 +151,7 @@ def test_what_the_broker_refuses_is_said_and_is_code_1_or_2(m: Run) -> None:
     assert "bad_name" in told.err
 
 
+@pytest.mark.moderate
 def test_publishing_without_a_confirm_promises_nothing(m: Run, stream: str) -> None:
     assert "nothing was promised" in m("pub", stream, "x", "--confirm", "none").ok().out
     m("pub", stream, "--confirm", "none", stdin="a\nb\n").ok()
@@ -167,6 +169,7 @@ def test_what_is_refused_without_a_confirm_ends_with_1(m: Run, stream: str, tmp_
 # --- sub ---------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_patterns_select(m: Run, stream: str) -> None:
     for subject, region in (("a.b", "eu"), ("a.c", "us"), ("b.c", "eu")):
         m("pub", stream, subject, "-s", subject, "-f", f"region={region}").ok()
@@ -180,6 +183,7 @@ def test_patterns_select(m: Run, stream: str) -> None:
         assert m("sub", stream, pattern, "--until-tail").ok().lines == expected
 
 
+@pytest.mark.moderate
 def test_start_points_and_counts(m: Run, stream: str) -> None:
     m("pub", stream, stdin="0\n1\n2\n3\n").ok()
     assert m("sub", stream, "--start", "2", "--count", "1").ok().lines == ["2"]
@@ -221,6 +225,7 @@ def test_nothing_within_the_timeout_is_code_4(m: Run, stream: str) -> None:
     assert "no record came within 100ms" in told.err
 
 
+@pytest.mark.moderate
 def test_a_misspelt_stream_is_not_made_but_named(m: Run, stream: str) -> None:
     m("stream", "create", stream).ok()
     told = m("sub", f"{stream}x", "--until-tail")
@@ -250,6 +255,7 @@ def test_wrong_usage_of_sub_is_code_2(m: Run, stream: str, args: list[str], says
     assert says in told.err
 
 
+@pytest.mark.moderate
 def test_a_misspelt_kind_of_pattern_is_pointed_out(m: Run, stream: str) -> None:
     m("pub", stream, "body", "-s", "regexp:x").ok()
     told = m("sub", stream, "regexp:x", "--until-tail").ok()

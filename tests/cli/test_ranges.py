@@ -57,6 +57,7 @@ def test_what_was_exported_is_imported_with_all_that_a_copy_keeps_and_once(
     assert len(kept(m, to)) == 6
 
 
+@pytest.mark.moderate
 def test_both_forms_of_a_range_are_the_same_records(m: Run, filled: str, tmp_path: Path) -> None:
     lines, table = str(tmp_path / "r.jsonl"), str(tmp_path / "r.parquet")
     for file in (lines, table):
@@ -65,6 +66,7 @@ def test_both_forms_of_a_range_are_the_same_records(m: Run, filled: str, tmp_pat
     assert m("stream", "import", f"{filled}-to", table, "--json").ok().json["known"] == 6
 
 
+@pytest.mark.moderate
 def test_a_range_is_chosen_by_offset_time_and_pattern(m: Run, filled: str, tmp_path: Path) -> None:
     file = tmp_path / "r.jsonl"
 
@@ -169,6 +171,7 @@ def test_an_import_without_keys_needs_no_identity(tmp_path: Path) -> None:
         assert told.ok().json["added"] == 1
 
 
+@pytest.mark.moderate
 def test_a_ring_of_its_own_has_no_keys_and_takes_all_when_told(
     m: Run, stream: str, tmp_path: Path
 ) -> None:
@@ -183,6 +186,7 @@ def test_a_ring_of_its_own_has_no_keys_and_takes_all_when_told(
     assert len(kept(m, stream)) == 2
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_bodies_of_several_parts_come_back_as_such(
     m: Run, broker: EmbeddedBroker, stream: str, form: str, tmp_path: Path
@@ -218,6 +222,7 @@ ROWS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_rows_of_a_typed_stream_come_back_with_all_that_a_copy_keeps(
     m: Run, broker: EmbeddedBroker, stream: str, form: str, tmp_path: Path
@@ -254,6 +259,7 @@ def test_rows_of_a_typed_stream_come_back_with_all_that_a_copy_keeps(
     assert came.equals(table)
 
 
+@pytest.mark.moderate
 def test_a_line_that_does_not_fit_the_schema_is_named(
     m: Run, broker: EmbeddedBroker, stream: str, tmp_path: Path
 ) -> None:
@@ -369,6 +375,7 @@ def test_tables_without_a_schema_are_in_no_file(
     assert not file.exists()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_properties_that_json_has_no_number_for_and_times_beyond_its_years_come_back(
     m: Run, broker: EmbeddedBroker, stream: str, form: str, tmp_path: Path

@@ -29,6 +29,7 @@ def days(m: Run, stream: str) -> str:
     return stream
 
 
+@pytest.mark.moderate
 def test_a_range_of_offsets_is_half_open(m: Run, days: str) -> None:
     told = m("replay", days, "--from", "2", "--to", "4").ok()
     assert told.lines == ["day2", "day0"]
@@ -59,6 +60,7 @@ def test_a_pattern_selects_and_the_counts_tell_both(m: Run, days: str) -> None:
     assert "5 records of 10 in the range" in told.err
 
 
+@pytest.mark.moderate
 def test_a_copy_keeps_everything_but_the_place(m: Run, days: str) -> None:
     told = m("replay", days, "d.0", "--to-stream", f"{days}-copy", "--json").ok().json
     assert (told["records"], told["covered"]) == (5, 10)
@@ -69,6 +71,7 @@ def test_a_copy_keeps_everything_but_the_place(m: Run, days: str) -> None:
         assert {**one, **left_out} == {**other, **left_out}
 
 
+@pytest.mark.moderate
 def test_a_file_is_json_lines_or_bodies_by_its_name(m: Run, days: str, tmp_path: Path) -> None:
     bodies, lines = tmp_path / "out.txt", tmp_path / "out.jsonl"
     assert m("replay", days, "--output", str(bodies)).ok().out == ""
@@ -177,6 +180,7 @@ def test_a_copy_of_arrow_batches_is_whole_or_refused(
         assert says in told.err
 
 
+@pytest.mark.moderate
 def test_a_range_that_ends_before_the_time_at_which_it_begins_is_empty(m: Run, days: str) -> None:
     assert m("replay", days, "--from", "now+1h", "--to", "3").ok().lines == []
     assert m("replay", days, "--by", "client", "--from", "now", "--to", "3").ok().lines == []

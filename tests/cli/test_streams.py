@@ -58,6 +58,7 @@ def test_removing_asks_and_without_a_person_refuses(m: Run, stream: str) -> None
     assert m("stream", "info", stream).code == 0
 
 
+@pytest.mark.moderate
 def test_trimming_removes_the_oldest_records_and_asks_first(m: Run, stream: str) -> None:
     m("pub", stream, stdin="".join(f"{i}\n" for i in range(10))).ok()
     told = m("stream", "trim", stream, "--before", "4", stdin="")
@@ -73,6 +74,7 @@ def test_trimming_removes_the_oldest_records_and_asks_first(m: Run, stream: str)
     assert m("stream", "info", stream, "--json").ok().json["records"] == 0
 
 
+@pytest.mark.moderate
 def test_purging_removes_records_by_subject_and_asks_first(m: Run, stream: str) -> None:
     for subject in ("bob.a", "ann", "bob.b"):
         m("pub", stream, subject, "-s", subject).ok()
@@ -174,6 +176,7 @@ def test_info_tells_about_the_broker(m: Run) -> None:
     assert 0 < confirms["p50_within_ms"] <= confirms["p99_within_ms"]
 
 
+@pytest.mark.moderate
 def test_a_stream_takes_the_schema_of_a_file_and_shows_its_columns(
     m: Run, stream: str, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ async def test_a_screen_of_80_by_24_has_every_part() -> None:
         assert trouble in " ".join(screen.text.split()).replace("stuck ", "stuck  ")
 
 
+@pytest.mark.moderate
 def test_at_80_columns_no_figure_and_no_trouble_is_cut() -> None:
     def of(at_ms: int, counted: int) -> Sample:
         counters = dict.fromkeys(

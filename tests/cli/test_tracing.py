@@ -34,6 +34,7 @@ def spans(told: Outcome) -> list[Any]:
     return found
 
 
+@pytest.mark.moderate
 def test_a_published_record_continues_the_trace_of_the_environment_and_leads_to_its_reader(
     m: Run, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from malamute_py.client.sync.client import SyncClient
 from tests.cli.running import Run
 
 
+@pytest.mark.moderate
 def test_open_transactions_are_listed_and_ended(m: Run, broker: EmbeddedBroker) -> None:
     assert m("transaction", "ls", "--json").ok().json == []
     with broker.connect_sync(identity="loader") as client:

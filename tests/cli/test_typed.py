@@ -30,6 +30,7 @@ def typed(broker: EmbeddedBroker, stream: str) -> str:
     return stream
 
 
+@pytest.mark.moderate
 def test_a_stream_is_made_that_validates_in_full_and_told_not_to(
     m: Run, stream: str, tmp_path: Path
 ) -> None:

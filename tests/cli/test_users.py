@@ -104,6 +104,7 @@ def test_a_user_is_added_with_a_password_of_which_only_the_hash_is_kept(plain: R
     assert not table.fits("ann", b"secret")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("text", [b" of ann \n", b" of ann ", b" of ann \r\n", b" of ann \nmore\n"])
 def test_a_file_is_the_same_password_for_a_user_and_for_a_context(plain: Run, text: bytes) -> None:
     Path("ann.password").write_bytes(text)
@@ -113,6 +114,7 @@ def test_a_file_is_the_same_password_for_a_user_and_for_a_context(plain: Run, te
     assert contexts.Contexts.load().get("a").credential() == Plain("ann", " of ann ")
 
 
+@pytest.mark.moderate
 def test_what_is_no_utf8_is_refused_in_one_line(plain: Run) -> None:
     for arguments in (("hash",), ("add", "bob"), ("passwd", "ann")):
         told = plain("user", *arguments, stdin=b"\xffpw\n")
@@ -140,6 +142,7 @@ def test_a_user_is_added_with_a_key_which_another_replaces(m: Run) -> None:
     assert set(read().authentication.clients) == {"ann"}, "nothing was written"
 
 
+@pytest.mark.moderate
 def test_nothing_is_allowed_that_is_not_granted(plain: Run) -> None:
     assert plain("who-can", "read", "orders").ok().rows == []
     plain("grant", "ann", "read", "orders", "eu.*").ok()
@@ -161,6 +164,7 @@ def test_nothing_is_allowed_that_is_not_granted(plain: Run) -> None:
     assert plain("revoke", "ann", "read", "orders").code == 1
 
 
+@pytest.mark.moderate
 def test_writing_is_granted_under_subjects(plain: Run) -> None:
     plain("grant", "ann", "write", "orders", "--subject", "eu.*", "--subject", "ch.*").ok()
     assert plain("who-can", "write", "orders").ok().rows == [["ann", "under subjects: eu.*, ch.*"]]
@@ -169,6 +173,7 @@ def test_writing_is_granted_under_subjects(plain: Run) -> None:
     assert "write_subjects" not in Path("users.toml").read_text()
 
 
+@pytest.mark.moderate
 def test_all_users_have_what_is_granted_to_the_star(plain: Run) -> None:
     plain("grant", "*", "read", "public.*").ok()
     assert plain("who-can", "read", "public.x", "--json").ok().json == [
@@ -204,6 +209,7 @@ def test_a_file_whose_last_user_was_removed_is_not_empty(plain: Run) -> None:
     assert plain("config", "check", "malamute.toml").code == 0
 
 
+@pytest.mark.moderate
 def test_users_are_listed(plain: Run) -> None:
     plain("grant", "ann", "write", "orders").ok()
     assert plain("user", "ls").ok().rows == [["ann", "password", "", "write orders", ""]]
@@ -217,6 +223,7 @@ def test_users_are_listed(plain: Run) -> None:
     assert plain("who-can", "manage_clients").ok().rows == [["ann", "in namespace acme"]]
 
 
+@pytest.mark.moderate
 def test_a_list_of_the_file_shows_names_denials_and_what_is_for_all(plain: Run) -> None:
     """They were in --running alone: a user who was denied something looked allowed."""
     plain("grant", "ann", "write", "orders", "--subject", "eu.*").ok()
@@ -265,6 +272,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_written(plain: Run) -> None:
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["malamute.toml", "users.toml"]
 
 
+@pytest.mark.moderate
 def test_a_file_must_be_named(m: Run) -> None:
     failed(m("user", "ls"), 2, "--users FILE")
     failed(m("user", "ls", "--users", "users.txt"), 2, "ends in .toml")
@@ -309,6 +317,7 @@ def test_a_password_is_not_given_where_keys_are_asked_for(m: Run) -> None:
     assert Path("users.toml").read_text() == before
 
 
+@pytest.mark.moderate
 def test_an_edit_of_a_linked_file_changes_what_the_link_leads_to(plain: Run) -> None:
     Path("kept").mkdir()
     Path("users.toml").rename("kept/users.toml")
@@ -328,12 +337,14 @@ def test_a_directory_in_place_of_the_users_file_is_named(plain: Run) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
+@pytest.mark.moderate
 def test_a_users_file_that_others_can_read_is_refused(plain: Run) -> None:
     Path("users.toml").chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         read()
 
 
+@pytest.mark.moderate
 def test_a_running_broker_tells_its_users_and_who_may_do_what() -> None:
     permissions = {
         "*": {"admin": True},

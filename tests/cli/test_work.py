@@ -76,6 +76,7 @@ def python(code: str) -> tuple[str, ...]:
 # --- request -------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_a_reply_is_printed_as_it_is(m: Run, broker: EmbeddedBroker, service: str) -> None:
     with serving(broker, service, lambda request: bytes(request.body) * 2):
         assert m("request", service, "ab").ok().bytes == b"abab"
@@ -191,6 +192,7 @@ def test_a_failure_that_the_broker_names_is_put_in_words() -> None:
 # --- work ----------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_a_request_that_a_command_cannot_read_fails_alone(
     m: Run, broker: EmbeddedBroker, service: str
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_request_that_a_command_cannot_read_fails_alone(
         assert (facts.waiting, facts.dead) == (0, 1)
 
 
+@pytest.mark.moderate
 def test_a_command_gets_the_body_and_its_output_is_the_reply(m: Run, service: str) -> None:
     queued(m, service, "one", "two")
     code = "import sys; sys.stdout.write(sys.stdin.read().upper())"
@@ -214,6 +217,7 @@ def test_a_command_gets_the_body_and_its_output_is_the_reply(m: Run, service: st
     assert sorted(each["body"] for each in answers(m, service)) == ["ONE", "TWO"]
 
 
+@pytest.mark.moderate
 def test_the_environment_tells_about_the_request(m: Run, service: str) -> None:
     m("request", service, "x", "-s", "a.b", "-f", "my-field=v", "--timeout", "1h",
       "--reply-to", f"{service}.answers", "--key", "k1").ok()  # fmt: skip
@@ -235,6 +239,7 @@ def test_the_environment_tells_about_the_request(m: Run, service: str) -> None:
     assert reply["about"] == {"key": "k1", "row": 0}
 
 
+@pytest.mark.moderate
 def test_another_exit_code_fails_it_with_the_last_words(m: Run, service: str) -> None:
     queued(m, service, "x")
     code = "import sys; sys.stderr.write('looking\\nno such flight\\n'); sys.exit(3)"
@@ -246,6 +251,7 @@ def test_another_exit_code_fails_it_with_the_last_words(m: Run, service: str) ->
     assert notice["why"].startswith("failed")
 
 
+@pytest.mark.moderate
 def test_without_words_the_exit_code_is_the_reason(m: Run, service: str) -> None:
     queued(m, service, "x", "y")
     code = (
@@ -256,6 +262,7 @@ def test_without_words_the_exit_code_is_the_reason(m: Run, service: str) -> None
     assert [row[3] for row in rows] == ["exit code 9", "ended by SIGKILL"]
 
 
+@pytest.mark.moderate
 def test_code_75_gives_it_back(m: Run, service: str) -> None:
     queued(m, service, "x")
     code = (
@@ -268,6 +275,7 @@ def test_code_75_gives_it_back(m: Run, service: str) -> None:
     assert [each["body"] for each in answers(m, service)] == ["at 2\n"]
 
 
+@pytest.mark.moderate
 def test_each_line_can_be_a_reply(m: Run, service: str) -> None:
     queued(m, service, "x")
     m(
@@ -294,6 +302,7 @@ def test_a_line_that_is_no_reply_fails_its_request_and_the_worker_goes_on(
     assert "a record of 9437184 bytes" in dead["why"]
 
 
+@pytest.mark.moderate
 def test_a_line_that_the_broker_refuses_fails_its_request_and_the_worker_goes_on(
     m: Run, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +381,7 @@ def test_a_command_that_closes_its_outputs_gets_the_rest_of_its_input(
     assert file.stat().st_size == 300_000
 
 
+@pytest.mark.moderate
 def test_only_requests_of_the_pattern_are_taken(m: Run, service: str) -> None:
     queued(m, service, "no", subject="b.x")
     queued(m, service, "yes", subject="a.x")
@@ -390,6 +400,7 @@ def test_a_command_that_is_not_there_is_said_before_anything_is_taken(m: Run, se
 # --- service -------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_a_service_is_made_shown_edited_and_removed(m: Run, service: str) -> None:
     m("service", "edit", service, "--create", "--lease", "30s", "--attempts", "5",
       "--dead-letters", f"{service}.graves").ok()  # fmt: skip
@@ -447,6 +458,7 @@ def test_dead_letters_go_back_into_the_queue(m: Run, service: str) -> None:
     assert shown["waiting"] + shown["delayed"] == 3
 
 
+@pytest.mark.moderate
 def test_a_requeue_where_the_mailbox_has_letters_of_others_alone_is_no_fault(
     m: Run, service: str
 ) -> None:
@@ -461,6 +473,7 @@ def test_a_requeue_where_the_mailbox_has_letters_of_others_alone_is_no_fault(
     assert "1 request back" in m("service", "requeue", other).ok().out
 
 
+@pytest.mark.moderate
 def test_a_misspelt_service_is_named_right(m: Run, service: str) -> None:
     m("service", "edit", service, "--create").ok()
     for args in (("info",), ("requeue",), ("edit", "--lease", "1s"), ("rm", "--yes")):
@@ -514,6 +527,7 @@ def test_no_run_is_renewed_one_by_one_while_the_broker_is_away(linked: bool) -> 
     assert len(renewed) == (2 if linked else 0)
 
 
+@pytest.mark.moderate
 def test_ages_are_counted_by_the_clock_of_the_broker(
     m: Run, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

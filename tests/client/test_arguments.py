@@ -342,6 +342,7 @@ class Name(str):
     __slots__ = ()
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", [np.str_, Name])
 async def test_other_kinds_of_text_and_numbers_are_the_plain_ones(shell: Any, kind: Any) -> None:
     stream, mailbox, a = kind("s"), kind("m"), kind("a")

@@ -183,6 +183,7 @@ async def test_a_request_is_in_hand_after_a_step_that_was_refused(shell: Any) ->
     await shell.call(worker.close)
 
 
+@pytest.mark.moderate
 async def test_mail_of_a_step_that_found_no_room_comes_again(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ async def test_a_message_has_a_list_and_a_codec(shell: Any) -> None:
     assert packed(mails[0].batch.content.head) == (True, GZIP)
 
 
+@pytest.mark.moderate
 async def test_a_request_and_its_reply_have_lists_and_codecs(
     shell: Any, broker: EmbeddedBroker
 ) -> None:

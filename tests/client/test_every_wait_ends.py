@@ -243,6 +243,7 @@ async def test_what_waits_when_the_client_is_closed_ends_by_name(
     await closing
 
 
+@pytest.mark.moderate
 async def test_a_publish_that_timed_out_is_taken_once_when_the_broker_is_back(
     new_shell: Any,
 ) -> None:

@@ -154,6 +154,7 @@ async def test_what_was_handed_over_before_an_error_is_not_done(shell: Any) -> N
     await shell.call(heir.close)
 
 
+@pytest.mark.moderate
 async def test_a_member_that_nobody_holds_any_more_has_left(shell: Any) -> None:
     await filled(shell, 10)
     await shell.take(joined(shell, ack="manual"), 3)
@@ -618,6 +619,7 @@ async def test_a_step_that_its_program_lets_go_of_keeps_no_member_in_its_group(
     assert [record.body for record in await shell.take(joined(shell), 2)] == [b"a", b"b"]
 
 
+@pytest.mark.moderate
 async def test_a_step_may_be_committed_after_its_member_was_let_go_of(shell: Any) -> None:
     await shell.do("publish_many", "s", [b"a", b"b"])
     step = shell.client.atomic()

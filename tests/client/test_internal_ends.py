@@ -218,6 +218,7 @@ async def test_the_call_that_the_broker_errs_at_fails_and_all_others_go_on(
         assert 1 <= shell.client.reconnects <= 10
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_message_that_the_broker_cannot_hand_out_ends_its_inbox_by_name(
     kind: Any, monkeypatch: pytest.MonkeyPatch
@@ -236,6 +237,7 @@ async def test_a_message_that_the_broker_cannot_hand_out_ends_its_inbox_by_name(
         assert shell.client.reconnects == 2
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 async def test_a_request_that_the_broker_cannot_hand_out_ends_its_workers_by_name(
     kind: Any, monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,7 @@ def test_a_put_makes_no_stream_where_the_keys_were_removed(
         other.remove_stream("gone")
 
 
+@pytest.mark.moderate
 def test_puts_and_publishes_at_one_time_leave_in_batches_of_their_own(
     broker: EmbeddedBroker,
 ) -> None:
@@ -285,6 +286,7 @@ def test_lists_of_blobs_are_values_too(client: SyncClient) -> None:
     assert kv.get("a") is None
 
 
+@pytest.mark.moderate
 async def test_many_gets_and_puts_at_once_in_asyncio(broker: EmbeddedBroker) -> None:
     async with broker.connect() as client:
         await client.create_stream("many", KEEP)

@@ -52,6 +52,7 @@ async def test_a_delay_that_is_none_is_refused_at_once(shell: Any, delay_ms: Any
         await shell.do("request", "svc", b"", delay_ms=delay_ms)
 
 
+@pytest.mark.moderate
 async def test_each_way_to_ask_may_name_a_priority(shell: Any, broker: EmbeddedBroker) -> None:
     await shell.do("submit", "svc", b"low")
     await shell.do("submit", "svc", b"high", priority=2)

@@ -64,6 +64,7 @@ async def test_every_pattern_kind_selects_exactly_its_records(shell: Any) -> Non
         assert await offsets(shell, pattern, start="earliest") == wanted, pattern
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("made", SHELLS, ids=lambda shell: shell.kind)
 async def test_batches_are_no_larger_than_a_small_broker_takes(made: Any) -> None:
     small: dict[str, Any] = {
@@ -225,6 +226,7 @@ async def test_a_bad_pattern_is_raised_before_anything_is_sent(shell: Any) -> No
         shell.client.subscribe("s", "a*")
 
 
+@pytest.mark.moderate
 async def test_a_subscription_starts_where_it_was_asked_to(shell: Any) -> None:
     confirmed = []
     for number in range(4):
@@ -251,6 +253,7 @@ async def test_a_subscription_starts_where_it_was_asked_to(shell: Any) -> None:
     assert await shell.do("find_offset", "s", second.append_time) == 1
 
 
+@pytest.mark.moderate
 async def test_a_late_subscriber_catches_up_and_goes_live(shell: Any) -> None:
     await shell.do("publish_many", "s", [b"%d" % n for n in range(1000)])
     notices: list[Any] = []
@@ -262,6 +265,7 @@ async def test_a_late_subscriber_catches_up_and_goes_live(shell: Any) -> None:
     assert [notice.live for notice in notices if isinstance(notice, ModeNotice)][-1]
 
 
+@pytest.mark.moderate
 async def test_a_slow_reader_with_little_credit_loses_nothing(shell: Any) -> None:
     subscription = shell.client.subscribe(
         "s", start="earliest", credit_records=50, credit_bytes=4000, strict=True, create=True
@@ -358,6 +362,7 @@ async def test_a_stream_in_memory_confirms_that_nothing_is_promised(shell: Any) 
     assert (await shell.do("publish", "m", b"y")).offset == 1
 
 
+@pytest.mark.moderate
 async def test_a_read_is_planned_and_its_pieces_hold_every_record(shell: Any) -> None:
     await shell.do("publish_many", "s", [b"x" * 1000] * 5000)
     plan = await shell.do("plan_read", "s", split_bytes=1 << 20)

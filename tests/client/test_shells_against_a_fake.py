@@ -67,6 +67,7 @@ async def test_calls_made_together_leave_as_one_batch(shell: Any, broker: FakeBr
     await other.do("close")
 
 
+@pytest.mark.moderate
 async def test_many_records_go_as_few_batches_and_come_back_in_order(shell: Any) -> None:
     bodies = [b"%06d" % n for n in range(100_000)]
     confirmed = await shell.do("publish_many", "s", bodies, subject="a")
@@ -200,6 +201,7 @@ async def test_close_lets_go_of_everybody_who_waits(shell: Any, broker: FakeBrok
         await shell.do("publish", "s", b"y")
 
 
+@pytest.mark.moderate
 async def test_back_pressure_holds_a_publisher_until_room_is_there(
     broker: FakeBroker, shell: Any
 ) -> None:
@@ -342,6 +344,7 @@ class LosingBroker(FakeBroker):
         ]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", SHELLS, ids=lambda shell: shell.kind)
 @pytest.mark.parametrize("waiting", [False, True], ids=["between calls", "amid a call"])
 async def test_a_watch_is_complete_where_a_log_ends_that_lost_records_which_had_not_come(

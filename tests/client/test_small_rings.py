@@ -148,6 +148,7 @@ async def test_only_the_caller_of_a_record_that_fits_in_no_batch_is_refused(
     assert outcomes == [1, "too_large", 2, 3]
 
 
+@pytest.mark.moderate
 async def test_a_small_ring_without_keys_takes_batches_of_a_third_of_it(connect: Connect) -> None:
     shell = await connect(batch_bytes=4 << 20)
     bodies = [b"%04d" % number + bytes(2_000) for number in range(1_000)]

@@ -138,6 +138,7 @@ async def test_an_encoded_batch_says_that_its_stream_must_have_a_schema(
     await publish(typed=False)
 
 
+@pytest.mark.moderate
 async def test_a_subscription_goes_over_to_a_newer_version_as_it_comes(shell: Any) -> None:
     await shell.do("create_stream", "s", schema=OLD)
     await shell.do("publish_table", "s", TABLE)
@@ -152,6 +153,7 @@ async def test_a_subscription_goes_over_to_a_newer_version_as_it_comes(shell: An
     await shell.call(reading.close)
 
 
+@pytest.mark.moderate
 async def test_a_window_finds_out_that_the_schema_has_grown(shell: Any) -> None:
     await shell.do("create_stream", "s", schema=OLD)
     window = shell.client.publisher("s")
@@ -163,6 +165,7 @@ async def test_a_window_finds_out_that_the_schema_has_grown(shell: Any) -> None:
     assert (await table_of(shell)).column("gate").to_pylist() == [None] * 6 + ["B4"]
 
 
+@pytest.mark.moderate
 async def test_a_step_has_all_rows_of_a_table_or_none(shell: Any) -> None:
     await shell.do("create_stream", "s", schema=OLD, validate="full")
     step = shell.client.atomic()
@@ -183,6 +186,7 @@ async def test_a_step_has_all_rows_of_a_table_or_none(shell: Any) -> None:
         await shell.call(step.publish_table, "s", TABLE)
 
 
+@pytest.mark.moderate
 async def test_a_transaction_takes_tables_of_more_than_a_chunk(shell: Any) -> None:
     await shell.do("create_stream", "s", schema=OLD, validate="full")
     rows = 40_000
@@ -219,6 +223,7 @@ async def test_each_transaction_asks_for_the_schema_of_a_stream_that_may_have_be
         await shell.do("remove_stream", "s")
 
 
+@pytest.mark.moderate
 async def test_a_table_whose_chunk_is_refused_ends_its_transaction(shell: Any) -> None:
     await shell.do("create_stream", "s", schema=OLD)
     table = pa.table({"carrier": ["x" * 50] * 100_000})

@@ -24,6 +24,7 @@ def analyze(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.moderate
 def test_systemd_understands_every_line(tmp_path: Path) -> None:
     text = UNIT.read_text()
     # The program that it expects need not be installed here.

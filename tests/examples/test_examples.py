@@ -33,6 +33,7 @@ def test_each_job_is_done_or_given_up(endpoint: str) -> None:
     assert asyncio.run(example("job_queue").main(endpoint)) == {"done": 45, "given up": 5}
 
 
+@pytest.mark.moderate
 def test_a_projection_goes_on_where_it_stopped(endpoint: str, tmp_path: Path) -> None:
     main = example("event_sourcing").main
     path = str(tmp_path / "accounts.db")
@@ -52,6 +53,7 @@ def test_a_projection_whose_database_has_an_earlier_form_is_built_anew(
     assert example("event_sourcing").main(endpoint, str(path)) == {"ada": 70, "bob": 50}
 
 
+@pytest.mark.moderate
 def test_a_projection_takes_no_other_stream_for_its_own(endpoint: str, tmp_path: Path) -> None:
     """A broker in memory that was started anew has other events at the same offsets."""
     main = example("event_sourcing").main
@@ -63,6 +65,7 @@ def test_a_projection_takes_no_other_stream_for_its_own(endpoint: str, tmp_path:
         main(endpoint, path)
 
 
+@pytest.mark.moderate
 def test_the_web_service_answers_by_its_worker_and_says_so_when_there_is_none(
     endpoint: str,
 ) -> None:

@@ -33,6 +33,7 @@ def test_most_guides_have_code() -> None:
     assert {"start.md", "guides/streams.md", "guides/steps.md"} <= set(WITH_CODE)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_the_python_of_a_page_runs(page: str) -> None:
     with EmbeddedBroker(tcp=True) as broker:

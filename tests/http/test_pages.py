@@ -39,6 +39,7 @@ def token_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(("path", "name"), [("/livez", "live"), ("/readyz", "ready")])
 def test_a_healthy_broker_lives_and_is_ready(http: RunningHttp, path: str, name: str) -> None:
     answer = http.get(path)
@@ -165,6 +166,7 @@ def test_the_first_line_is_the_token(tmp_path: Path, end: str) -> None:
     assert read_token(str(path)) == TOKEN
 
 
+@pytest.mark.moderate
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root's")
 def test_a_token_of_root_may_be_read_by_the_group_of_a_program_that_is_not_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

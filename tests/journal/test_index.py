@@ -236,6 +236,7 @@ def test_equal_header_tables_cost_one_look_up(monkeypatch: Any) -> None:
     assert len(resolved) == 2
 
 
+@pytest.mark.moderate
 def test_many_entries_are_found_by_offset() -> None:
     storage = MemoryStorage()
     place = Place(storage, lambda: storage)

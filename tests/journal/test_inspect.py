@@ -49,6 +49,7 @@ def findings(directory: Path) -> list[tuple[str, str]]:
     return [(f.kind, f.message) for f in verify(directory) if f.kind != "progress"]
 
 
+@pytest.mark.moderate
 def test_stat_tells_what_is_there(tmp_path: Path) -> None:
     make(tmp_path)
     before = image(tmp_path)
@@ -156,6 +157,7 @@ def test_where_nothing_can_be_locked_no_broker_has_the_directory(
     assert "locked" not in [kind for kind, _ in findings(tmp_path)]
 
 
+@pytest.mark.moderate
 def test_dump_gives_every_batch_in_a_range_and_names_what_is_damaged(tmp_path: Path) -> None:
     make(tmp_path)
     whole = list(dump(tmp_path, "main"))

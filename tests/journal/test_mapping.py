@@ -84,6 +84,7 @@ def test_beyond_a_number_of_parts_reads_are_copies(tmp_path: Path) -> None:
     assert all(len(records(each)) == 20 and is_right(each) for each in held)
 
 
+@pytest.mark.moderate
 def test_bytes_that_a_peer_has_not_taken_stay_while_the_ring_laps_several_times(
     tmp_path: Path,
 ) -> None:

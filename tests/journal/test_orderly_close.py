@@ -215,6 +215,7 @@ def test_a_ring_closed_empty_is_opened_again(place: Place) -> None:
     put(place.open()[0], 1, b"a")
 
 
+@pytest.mark.moderate
 def test_the_tools_find_nothing_wrong_with_a_ring_closed_twice(tmp_path: Path) -> None:
     settings = RingSettings(segment_bytes=1 << 20, ring_bytes=8 << 20)
     for start in (0, 100):
@@ -354,6 +355,7 @@ def test_a_close_that_cannot_write_it_is_a_close_all_the_same(tmp_path: Path) ->
     assert everything(ring, 1) == [(0, b"a")]
 
 
+@pytest.mark.moderate
 def test_a_segment_with_damage_is_walked_again_at_each_opening(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

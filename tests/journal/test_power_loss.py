@@ -53,6 +53,7 @@ def test_a_run_makes_the_images_that_were_asked_for(capsys: pytest.CaptureFixtur
     assert "0 finds" in rest
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("plant", PLANTS)
 @pytest.mark.parametrize("of", ["journal", "checkpoint"])
 def test_a_run_finds_a_planted_bug_and_prints_the_command_that_finds_it_again(

@@ -102,6 +102,7 @@ def test_a_segment_in_which_a_reader_met_damage_is_in_no_part() -> None:
     assert whole == [(0, 2 * BATCHES)]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_segment_of_which_a_record_of_the_stream_has_expired_is_in_no_part(
     tmp_path: Path, reopened: bool

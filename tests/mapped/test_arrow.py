@@ -77,6 +77,7 @@ def test_lists_of_blobs_are_read_in_place(log: Log, reader: LogReader) -> None:
     assert table["body"].to_pylist() == [[b"a", b"bc"], [], [b"d"]]
 
 
+@pytest.mark.moderate
 def test_bytes_that_change_amid_the_making_of_columns_are_told(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

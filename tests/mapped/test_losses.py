@@ -257,6 +257,7 @@ def test_a_table_of_views_tells_when_it_was_overwritten(log: Log, reader: LogRea
     assert set(map(len, filter(None, table["body"].to_pylist()))) == {1000}
 
 
+@pytest.mark.moderate
 def test_a_batch_that_is_overwritten_while_it_is_selected_is_not_handed_out(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +278,7 @@ def test_a_batch_that_is_overwritten_while_it_is_selected_is_not_handed_out(
     assert seen == filled(end, 20 + LAP)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_batch_that_is_overwritten_while_it_is_found_unwanted_is_in_the_gap(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch, fails: bool
@@ -303,6 +305,7 @@ def test_a_batch_that_is_overwritten_while_it_is_found_unwanted_is_in_the_gap(
     assert seen == [*filled(0, 5), *filled(end, 20 + LAP)]
 
 
+@pytest.mark.moderate
 def test_without_the_check_of_the_header_what_was_overwritten_would_pass(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +350,7 @@ def test_a_reader_beside_a_writer_gives_right_records_and_names_all_others(tmp_p
     assert missed
 
 
+@pytest.mark.moderate
 def test_a_reading_up_to_the_tail_that_is_overtaken_ends_with_what_it_missed(
     log: Log, reader: LogReader
 ) -> None:
@@ -363,6 +367,7 @@ def test_a_reading_up_to_the_tail_that_is_overtaken_ends_with_what_it_missed(
     assert reading.next_batch(0) is None
 
 
+@pytest.mark.moderate
 def test_a_file_that_cannot_be_opened_for_the_moment_is_read_later(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +392,7 @@ def test_a_file_that_cannot_be_opened_for_the_moment_is_read_later(
     assert seen == [body_at(offset) for offset in range(120)]
 
 
+@pytest.mark.moderate
 def test_a_batch_that_is_overwritten_while_it_waits_behind_a_gap_is_not_handed_out(
     log: Log, reader: LogReader
 ) -> None:
@@ -452,6 +458,7 @@ def test_descriptors_and_mappings_are_bounded_and_given_back(tmp_path: Path) -> 
     assert descriptors(tmp_path) == before
 
 
+@pytest.mark.moderate
 def test_nothing_in_the_directory_is_changed_or_locked(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,6 +81,7 @@ def test_a_pattern_and_a_start_select_among_what_has_moved(
         assert reading.position.next == 28
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("start", [AtTime(0), AtClientTime(0)])
 def test_a_start_by_a_time_before_all_that_has_not_moved_gives_what_has(
     client: SyncClient, reader: LogReader, start: AtTime | AtClientTime

@@ -64,6 +64,7 @@ def test_a_reading_of_a_ring_that_no_broker_begins_ends_by_name(
         reader.read("quiet")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("name", ["journal", "rings/main/ring"])
 def test_files_of_a_later_version_are_refused(log: Log, name: str) -> None:
     with (log.path / name).open("r+b") as file:
@@ -93,6 +94,7 @@ def test_a_reader_without_the_right_to_read_is_told_whose_files_they_are(
     assert raised.value.filename == str(log.path)
 
 
+@pytest.mark.moderate
 def test_a_link_in_the_place_of_a_segment_is_not_followed(log: Log, tmp_path: Path) -> None:
     trades = log.create("trades")
     log.fill(trades, 60)
@@ -106,6 +108,7 @@ def test_a_link_in_the_place_of_a_segment_is_not_followed(log: Log, tmp_path: Pa
     assert seen[0][0] > 0
 
 
+@pytest.mark.moderate
 def test_a_stopped_broker_s_log_is_read_as_well(log: Log) -> None:
     trades = log.create("trades")
     log.fill(trades, 60)
@@ -115,6 +118,7 @@ def test_a_stopped_broker_s_log_is_read_as_well(log: Log) -> None:
     log.open()
 
 
+@pytest.mark.moderate
 def test_a_segment_that_is_prepared_and_not_begun_is_no_end(log: Log) -> None:
     log.tidy()
     trades = log.create("trades")

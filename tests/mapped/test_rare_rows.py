@@ -73,6 +73,7 @@ def seen(record: Record) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.moderate
 def test_rare_rows_are_read_without_their_batches_and_come_together(
     log: Log, reader: LogReader, looked_at: list[int]
 ) -> None:
@@ -158,6 +159,7 @@ def test_a_known_batch_is_read_again_by_the_rows_that_are_wanted(
     assert min(row[0] for row in outcome(reader, "one.8", copy=True, start=300)) >= 1000
 
 
+@pytest.mark.moderate
 def test_a_reader_of_views_gets_whole_batches(
     log: Log, reader: LogReader, looked_at: list[int]
 ) -> None:
@@ -188,6 +190,7 @@ def test_a_reader_goes_on_after_each_batch_where_the_last_one_ended(
     assert taken == whole
 
 
+@pytest.mark.moderate
 def test_a_reading_that_is_closed_amid_rows_stands_after_what_it_handed_out(
     log: Log, reader: LogReader
 ) -> None:
@@ -199,6 +202,7 @@ def test_a_reading_that_is_closed_amid_rows_stands_after_what_it_handed_out(
     assert reading.position.next == 0
 
 
+@pytest.mark.moderate
 def test_a_damaged_rare_row_is_a_gap_of_one_record(log: Log, reader: LogReader) -> None:
     fill(log)
     path = log.path / "rings" / "main" / "000000000000.seg"
@@ -215,6 +219,7 @@ def test_a_damaged_rare_row_is_a_gap_of_one_record(log: Log, reader: LogReader) 
     assert offsets == [[0, 101], [101 * number for number in range(3, BATCHES)]]
 
 
+@pytest.mark.moderate
 def test_rare_rows_that_were_purged_or_lie_outside_are_not_handed_out(
     log: Log, reader: LogReader
 ) -> None:

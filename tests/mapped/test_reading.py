@@ -42,6 +42,7 @@ def test_a_batch_that_cannot_be_read_has_no_client_time(
     assert records(reader.read("trades", start=start, until="tail"))[0][0] == 1
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("tidied", [False, True])
 def test_all_records_are_read_with_and_without_indexes(
     log: Log, reader: LogReader, tidied: bool
@@ -70,6 +71,7 @@ def test_a_reading_to_the_tail_walks_no_batches_to_find_it(
         log.fill(trades, 2)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("tidied", [False, True])
 @pytest.mark.parametrize("start", [0, 1, 59, 60, 61, 119, 120])
 def test_reading_begins_at_an_offset_wherever_that_lies(
@@ -142,6 +144,7 @@ def test_only_records_that_match_the_pattern_are_read(
     assert records(reader.read("trades", "bonds.#", until="tail")) == []
 
 
+@pytest.mark.moderate
 def test_only_records_within_client_times_are_read(log: Log, reader: LogReader) -> None:
     trades = log.create("trades")
     for number in range(150):
@@ -191,6 +194,7 @@ def test_a_reading_up_to_the_tail_ends_at_what_was_the_tail(log: Log, reader: Lo
     assert reading.next_batch() is None
 
 
+@pytest.mark.moderate
 def test_a_stream_of_a_ring_of_its_own_is_read(log: Log, reader: LogReader) -> None:
     own = log.create("own", "s/own", ring_bytes=1 << 20)
     log.fill(own, 70)
@@ -287,6 +291,7 @@ def test_a_stream_that_is_removed_ends_its_readings_by_name(
     assert reading.next_batch(0) is None
 
 
+@pytest.mark.moderate
 def test_a_reading_of_a_ring_that_went_with_its_stream_is_not_rewound(
     log: Log, reader: LogReader
 ) -> None:
@@ -300,6 +305,7 @@ def test_a_reading_of_a_ring_that_went_with_its_stream_is_not_rewound(
         reading.next_batch(2_000)
 
 
+@pytest.mark.moderate
 def test_records_that_went_with_their_stream_are_no_gap(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +444,7 @@ def test_a_reader_that_saw_what_a_power_loss_took_back_is_rewound(log: Log) -> N
         assert records(reading) == filled(6, 9)
 
 
+@pytest.mark.moderate
 def test_the_names_of_streams_are_found_when_many_segments_lie_behind_them(log: Log) -> None:
     trades = log.create("trades")
     log.fill(trades, 400)

@@ -30,6 +30,7 @@ def test_what_was_trimmed_is_a_gap_by_retention(log: Log, reader: LogReader) -> 
     assert notes.gone() == [(5, 12, "retention")]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("by", ["ring", "trim", "max_records", "all"])
 def test_a_reading_from_the_earliest_record_is_told_where_that_is_when_older_ones_are_gone(
@@ -210,6 +211,7 @@ def test_only_the_newest_records_that_the_stream_keeps_are_read(
     assert records(reader.read("few", start=9, until="tail", strict=True)) == filled(9, 11)
 
 
+@pytest.mark.moderate
 def test_a_reader_that_looks_seldom_gets_only_the_newest_records(
     log: Log, reader: LogReader
 ) -> None:

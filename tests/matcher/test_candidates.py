@@ -107,6 +107,7 @@ def _holds(place: int, header: Any) -> bool:
     return matches(LEAVES[place], *header)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("depth", [None, 0, 1])
 @pytest.mark.parametrize("fields_known", [True, False])
 def test_every_pair_of_patterns_finds_each_batch_with_a_match(

@@ -127,6 +127,7 @@ def matches_canonical(wire: list[Any], header: Header) -> bool:
     return matches(wire, *header)
 
 
+@pytest.mark.moderate
 @given(
     tens=st.lists(st.lists(st.integers(0, 2), min_size=10, max_size=10), min_size=30, max_size=60),
     held=st.lists(st.integers(0, 2), min_size=10, max_size=10),
@@ -146,6 +147,7 @@ def test_many_conjunctions_over_the_same_fields_are_told_apart(
     assert_agrees(index, added, header)
 
 
+@pytest.mark.moderate
 @given(
     st.one_of(
         st.lists(worlds.topics.filter(lambda wire: wire[1] not in ("#", "#.*")), max_size=12),

@@ -156,6 +156,7 @@ def test_every_pattern_has_a_text_that_reads_back_as_itself(wire: list[Any]) -> 
 awkward = st.text(st.sampled_from('a=,:[é"#*.'), min_size=1, max_size=8)
 
 
+@pytest.mark.moderate
 @given(awkward, awkward, st.sampled_from(("prefix", "regex", "topic", "fields")))
 def test_awkward_characters_survive_the_text_form(one: str, other: str, kind: str) -> None:
     wire = ["fields", "any", [[one, other], [other]]] if kind == "fields" else [kind, one + other]

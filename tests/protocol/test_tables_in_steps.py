@@ -55,6 +55,7 @@ def outcome(subjects: bytes, maps: bytes, *, steps: bool) -> object:
     return facts(table)
 
 
+@pytest.mark.moderate
 @given(SUBJECTS, MAPS, st.binary(max_size=2), st.integers(0, 30))
 def test_a_table_read_in_steps_is_the_table_or_the_refusal_of_one_read_at_once(
     subjects: list[str | list[str]], maps: list[dict[str, str]], tail: bytes, cut: int
@@ -172,6 +173,7 @@ def test_a_table_whose_reading_is_given_up_is_free_at_once() -> None:
         gc.enable()
 
 
+@pytest.mark.moderate
 def test_a_table_that_nobody_needs_is_freed_in_steps() -> None:
     remains = Remains()
     maps = [{"n": str(at)} for at in range(100)]

@@ -137,6 +137,7 @@ class Resting(Collector):
         self.at_ms.append(now_ms)
 
 
+@pytest.mark.moderate
 def test_the_loop_rests_when_nothing_has_come_for_a_second() -> None:
     collector = Resting()
     with RunningLoop(Config(listen=["tcp://127.0.0.1:0"]), collector) as running:

@@ -53,6 +53,7 @@ def test_what_is_in_memory_is_gone_and_two_brokers_know_nothing_of_each_other() 
         assert client.list_streams() == []
 
 
+@pytest.mark.moderate
 def test_other_processes_connect_by_tcp_when_asked() -> None:
     with EmbeddedBroker(tcp=True) as broker, connect_sync(broker.tcp_endpoint) as client:
         client.publish("s", b"x")
@@ -77,6 +78,7 @@ async def test_a_client_that_nobody_closed_does_not_keep_the_broker_from_stoppin
         client.abort()
 
 
+@pytest.mark.moderate
 def test_a_client_that_sleeps_is_told_when_the_context_ends_with_its_broker() -> None:
     # Its own broker lives on and is silent, so that only the end of the context wakes it.
     with EmbeddedBroker(tcp=True) as other, EmbeddedBroker() as broker:

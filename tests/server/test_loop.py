@@ -315,6 +315,7 @@ def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() ->
     noting.close()
 
 
+@pytest.mark.moderate
 def test_what_came_in_small_messages_is_settled_before_shares_of_large_ones() -> None:
     """A confirm waited for the shares before its append, and for those of the next turn after."""
     noting = Noting()
@@ -343,6 +344,7 @@ def test_what_came_in_small_messages_is_settled_before_shares_of_large_ones() ->
     noting.close()
 
 
+@pytest.mark.moderate
 def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
     """256 messages of 1,000 frames after one that was done in shares took 264 ms at once."""
     noting = Noting()
@@ -368,6 +370,7 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
     noting.close()
 
 
+@pytest.mark.moderate
 def test_a_link_that_the_guard_cut_is_lost_before_what_it_sent_is_taken_up() -> None:
     """256 MiB of a flood were copied out of libzmq first, and took as much memory again."""
     noting = Noting()
@@ -438,6 +441,7 @@ def test_what_waits_of_a_message_is_dropped_with_its_link_though_the_sockets_are
     noting.close()
 
 
+@pytest.mark.moderate
 def test_contents_go_with_their_commands_when_a_message_is_done_in_shares() -> None:
     noting = Noting()
     with Zmtp(noting.running.endpoint) as peer:
@@ -470,6 +474,7 @@ def test_a_step_stays_together_when_a_message_is_done_in_shares(before: int) -> 
     noting.close()
 
 
+@pytest.mark.moderate
 def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
     noting = Noting()
     with Zmtp(noting.running.endpoint) as peer:
@@ -655,6 +660,7 @@ def test_a_peer_that_does_not_read_is_blocked_and_others_are_served() -> None:
         assert "does not read" in running.log.of("connection_cut")[0]["reason"]
 
 
+@pytest.mark.moderate
 def test_a_blocked_peer_that_reads_again_gets_everything_in_order() -> None:
     config = Config(listen=["tcp://127.0.0.1:0"], links=LinksSection(send_messages_max=2))
     with RunningLoop(config) as running, Zmtp(running.endpoint) as lazy:

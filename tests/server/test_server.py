@@ -91,6 +91,7 @@ def publish(peer: RawPeer, tracker: int, content: bytes, stream: str = "s") -> A
             return command
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
 def test_a_batch_goes_in_is_confirmed_and_comes_out_as_it_was(
     transport: str, tmp_path: Path
@@ -280,6 +281,7 @@ def test_commands_before_hello_and_a_second_hello_cost_the_link_and_nobody_else(
         assert server.metrics()["core"]["streams"] == 1
 
 
+@pytest.mark.moderate
 def test_a_corrupt_or_truncated_batch_is_refused_and_nothing_of_it_is_stored() -> None:
     good = encode([b"good"])
     flipped = bytearray(good)
@@ -424,6 +426,7 @@ def test_a_connection_that_ends_amid_the_handshake_was_not_denied(settings: dict
 # --- disks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_a_full_disk_refuses_publishes_by_name_and_loses_nothing(tmp_path: Path) -> None:
     troubles = Troubles()
     storage = TroubledStorage(tmp_path, troubles)
@@ -491,6 +494,7 @@ def test_damage_in_the_journal_is_reported_by_name_and_the_rest_is_served(tmp_pa
 # --- facts ------------------------------------------------------------------------------------
 
 
+@pytest.mark.moderate
 def test_the_broker_tells_about_itself(tmp_path: Path) -> None:
     with serving(config(tmp_path)) as (server, at, _), RawPeer(at) as peer:
         publish(peer, 1, encode([b"x"]))
@@ -510,6 +514,7 @@ def test_the_broker_tells_about_itself(tmp_path: Path) -> None:
         assert facts["blocked_links"] == 0
 
 
+@pytest.mark.moderate
 def test_a_confirm_on_disk_is_in_the_histograms_of_syncs_and_confirms(tmp_path: Path) -> None:
     with serving(config(tmp_path)) as (server, at, _), RawPeer(at) as peer:
         before = server.metrics()["latency"]
@@ -602,6 +607,7 @@ def test_a_user_with_too_many_connections_is_told_so_and_others_are_not_concerne
             assert again.welcome is not None
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("asked", "facts"),
     [(True, {"way": "mapped"}), (False, {"way": "pread", "reason": "not asked for"})],

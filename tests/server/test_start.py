@@ -65,6 +65,7 @@ def test_an_address_in_use_is_named_with_what_to_do() -> None:
     assert "--listen" in text
 
 
+@pytest.mark.moderate
 def test_an_ipc_path_in_use_is_not_taken_from_its_owner(tmp_path: Path) -> None:
     endpoint = f"ipc://{tmp_path}/socket"
     with Server(config("", endpoint), log=Lines()):

@@ -107,6 +107,7 @@ def test_rows_without_a_column_come_in_pieces_however_many_they_are(
     assert [batch.num_rows for batch in reader.read(task)] == [1 << 17, 1 << 17, 37_856]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("more", "records"),
     [
@@ -122,6 +123,7 @@ def test_what_selects_is_read(
     assert count_alike(endpoint, stream=stream, **more) == (records, 0, "")
 
 
+@pytest.mark.moderate
 def test_times_bound_a_count(endpoint: str, client: SyncClient, stream: str) -> None:
     fill(client, stream, 300)
     time.sleep(0.01)
@@ -145,6 +147,7 @@ def test_only_what_lies_before_a_purge_is_read(
     assert count_alike(endpoint, stream=stream, **after) == (1_000, 1_000, "")
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("fail", ["true", "false", "all"])
 def test_a_trim_is_told_as_by_a_read(
     endpoint: str, client: SyncClient, stream: str, fail: str
@@ -199,6 +202,7 @@ def test_a_stream_that_keeps_the_newest_of_each_subject_is_read(
     assert found.records > 0
 
 
+@pytest.mark.moderate
 def test_a_transaction_counts_once_it_is_committed(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:
@@ -242,6 +246,7 @@ def test_several_streams_are_counted_by_one_task(
     ]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     ("more", "records", "planned"),
     [
@@ -275,6 +280,7 @@ def expiring(client: SyncClient, stream: str, expires_at_ms: int) -> None:
         window.publish_batch(content)
 
 
+@pytest.mark.moderate
 def test_records_that_may_expire_are_counted_until_the_first_one_has(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

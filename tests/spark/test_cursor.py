@@ -76,6 +76,7 @@ def test_a_cursor_stands_where_the_newest_batch_in_the_sink_ended(
     assert client.cursor_info(stream, "spark-1").lag == 0
 
 
+@pytest.mark.moderate
 def test_a_cursor_that_is_ahead_stays_where_it_is(
     reader: Make, client: SyncClient, stream: str
 ) -> None:
@@ -126,6 +127,7 @@ def test_without_the_option_there_is_no_cursor(
     assert client.list_cursors(stream) == []
 
 
+@pytest.mark.moderate
 def test_each_of_many_streams_has_the_cursor(reader: Make, client: SyncClient, stream: str) -> None:
     names = [f"{stream}.{number}" for number in range(5)]
     for name in names:

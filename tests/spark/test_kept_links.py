@@ -169,6 +169,7 @@ def test_queries_with_other_options_of_the_link_have_another_one(
     assert patient.settings.call_timeout_ms == 90_000
 
 
+@pytest.mark.moderate
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_the_child_of_a_fork_makes_a_link_of_its_own_and_the_parents_goes_on(
     endpoint: str, client: SyncClient, stream: str, tmp_path: Path

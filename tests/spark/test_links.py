@@ -165,6 +165,7 @@ def test_a_broker_that_was_reached_is_waited_for_whatever_its_absence_looks_like
     assert not links.is_away(chosen)
 
 
+@pytest.mark.moderate
 def test_threads_that_need_the_link_of_a_credential_at_once_have_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -252,6 +253,7 @@ def test_a_wrong_key_of_the_broker_is_told_soon_and_by_name(guarded: Guarded) ->
     links.drop(right)
 
 
+@pytest.mark.moderate
 def test_a_credential_of_another_kind_is_told_soon_and_by_name(guarded: Guarded) -> None:
     endpoint = guarded.server.endpoints[0]
     for more, given in (({}, "no credential"), ({"user": "u", "password": "p"}, "user and pass")):

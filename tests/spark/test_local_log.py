@@ -136,6 +136,7 @@ def purged(client: SyncClient, stream: str) -> None:
     mixed(client, stream, 250)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("prepare", [mixed, steps, expired, purged])
 @pytest.mark.parametrize(
     "more",

@@ -89,6 +89,7 @@ def test_named_streams_are_read_together_and_say_which_they_are(
     assert query.latestOffset(end, ALL) == end
 
 
+@pytest.mark.moderate
 def test_a_query_goes_on_from_its_checkpoint_in_every_stream(
     reader: Callable[..., MalamuteStreamReader], client: SyncClient, prefix: str
 ) -> None:
@@ -205,6 +206,7 @@ def test_what_was_seen_not_to_match_is_forgotten_when_a_stream_is_made_again(
     assert rows == expected(**{b: (0, 20)})
 
 
+@pytest.mark.moderate
 def test_each_removal_of_a_stream_is_logged(
     reader: Callable[..., MalamuteStreamReader],
     client: SyncClient,

@@ -173,6 +173,7 @@ def test_filters_leave_out_nothing_that_passes_them(
     assert [row for row in read(*filters) if all(passes(row, each) for each in filters)] == wanted
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("kind", COMPARISONS)
 def test_filters_on_the_time_of_appending_bound_the_range(
     read: Callable[..., list[Row]], kind: Callable[..., Filter]

@@ -73,6 +73,7 @@ def test_available_now_refuses_an_expression_that_the_broker_cannot_read_on_an_e
         reader.latestOffset(begin, ALL)
 
 
+@pytest.mark.moderate
 def test_a_cap_of_records_counts_those_that_match(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:
@@ -246,6 +247,7 @@ def test_tasks_of_a_checkpoint_know_with_which_record_the_stream_begins_now(
     assert [(task.start, task.first) for task in tasks if isinstance(task, Range)] == [(0, first)]
 
 
+@pytest.mark.moderate
 def test_records_outside_the_window_of_client_times_are_not_read(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_task_that_died_amid_its_rows_is_gone_on_with(
     assert numbers(client, stream) == list(range(200))
 
 
+@pytest.mark.moderate
 def test_a_chunk_whose_key_the_broker_forgot_is_known_by_its_record(
     client: SyncClient, stream: str, write: Callable[..., Written],
     monkeypatch: pytest.MonkeyPatch,
@@ -139,6 +140,7 @@ def test_of_rows_that_were_cut_off_the_last_chunk_is_not_published(
     assert numbers(client, stream) == list(range(63))
 
 
+@pytest.mark.moderate
 def test_other_rows_than_were_published_are_refused(
     client: SyncClient, stream: str, write: Callable[..., Written],
     monkeypatch: pytest.MonkeyPatch,
@@ -213,6 +215,7 @@ def test_a_batch_that_another_driver_commits_meanwhile_is_committed_once(
     assert read_published(client, chosen, batch) == before
 
 
+@pytest.mark.moderate
 def test_a_batch_is_committed_once_with_its_rows_and_where_they_end(
     client: SyncClient, stream: str, endpoint: str, batch: BatchName, write: Callable[..., Written]
 ) -> None:
@@ -351,6 +354,7 @@ def test_rows_of_more_streams_than_a_step_has_parts_are_published(
     assert numbers(client, names[599]) == [599, 1199]
 
 
+@pytest.mark.moderate
 def test_chunks_keep_the_limits_of_the_broker(batch: BatchName) -> None:
     low: dict[str, Any] = {
         "limits.batch_bytes_max": 256 << 10, "limits.record_bytes_max": 64 << 10,

@@ -77,6 +77,7 @@ def test_what_makes_no_sense_is_refused_by_name(endpoint: str, typed: str) -> No
         DefaultSource({"endpoint": endpoint, "streams": "a,b", "bodyType": "typed"}).schema()
 
 
+@pytest.mark.moderate
 def test_an_untyped_stream_says_that_it_has_no_schema(
     endpoint: str, client: SyncClient, stream: str
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_fifo_is_named_and_not_waited_for(snap: Path) -> None:
     assert wrong == ["rings/main/ring: is a FIFO and no file"]
 
 
+@pytest.mark.moderate
 def test_a_manifest_that_is_a_link_is_not_read(snap: Path, precious: Path) -> None:
     (snap / MANIFEST).rename(snap.parent / "elsewhere.json")
     (snap / MANIFEST).symlink_to(snap.parent / "elsewhere.json")

@@ -49,6 +49,7 @@ def test_records_that_are_replaced_before_the_group_comes_to_them_count_as_done(
     assert not world.peers[2].of(wire.Gap)
 
 
+@pytest.mark.moderate
 def test_a_group_goes_on_over_a_restart_amid_what_has_moved() -> None:
     world = World()
     moved(world)
@@ -61,6 +62,7 @@ def test_a_group_goes_on_over_a_restart_amid_what_has_moved() -> None:
     assert not events(world, "group_clamped")
 
 
+@pytest.mark.moderate
 def test_a_record_that_comes_back_and_was_replaced_meanwhile_is_done() -> None:
     world = World()
     moved(world)

@@ -291,6 +291,7 @@ def test_a_step_of_four_thousand_parts_is_one_bundle() -> None:
     assert post.info("box0")["messages"] == 0
 
 
+@pytest.mark.moderate
 def test_a_step_of_too_many_parts_is_refused_before_any_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

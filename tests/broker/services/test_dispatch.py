@@ -177,6 +177,7 @@ def test_requests_that_no_worker_takes_hold_up_no_others() -> None:
     assert [task.body for task in world.work(2)] == [b"y"]
 
 
+@pytest.mark.moderate
 def test_a_new_pattern_finds_what_waits_however_many_subjects_there_are() -> None:
     world = pair()
     for n in range(30):
@@ -202,6 +203,7 @@ def test_a_thousand_offers_of_one_service_share_what_comes() -> None:
     assert all(len(world.work(2, number)) == 1 for number in range(1, 1001))
 
 
+@pytest.mark.moderate
 def test_a_thousand_different_patterns_each_get_their_own() -> None:
     world = pair()
     for number in range(1, 1001):

@@ -21,6 +21,7 @@ from tests.broker.streams.keyed import (
 )
 
 
+@pytest.mark.moderate
 def test_segments_without_a_newest_record_are_given_up_as_the_ring_fills() -> None:
     world = World()
     for n in range(400):
@@ -70,6 +71,7 @@ def test_newest_records_keep_value_and_offset_while_the_ring_comes_round(place: 
     assert world.get("k3")["body"] == b"other"
 
 
+@pytest.mark.moderate
 @PLACES
 @pytest.mark.parametrize("start", [[0], [2, 1], [6]])
 def test_a_reader_gets_newest_records_that_have_moved_in_the_order_of_offsets(
@@ -104,6 +106,7 @@ def test_a_start_by_a_time_before_all_that_has_not_moved_gives_what_has(place: A
     assert peer.received[7] == [(tail, b"new")]
 
 
+@pytest.mark.moderate
 def test_a_reader_that_lags_gets_what_has_moved_and_no_gap() -> None:
     world = World()
     world.put("a", b"1")
@@ -164,6 +167,7 @@ def test_a_cursor_before_records_that_have_moved_stays_there() -> None:
     assert peer.received[5][0] == (1, b"1")
 
 
+@pytest.mark.moderate
 def test_a_record_that_was_replaced_before_a_restart_does_not_come_back() -> None:
     world = World(deleted_keys_ms=1)
     moved(world)

@@ -90,6 +90,7 @@ def test_a_stream_is_created_again_with_any_version_of_its_schema() -> None:
     assert asked(shell, wire.CreateStream(9, "s", {})) == "stream_exists"
 
 
+@pytest.mark.moderate
 def test_a_schema_that_follows_is_a_version_and_batches_of_both_are_taken() -> None:
     shell = typed()
     facts = asked(shell, wire.EditStream(2, "s", {"schema": NEW}))

@@ -50,6 +50,7 @@ def test_a_log_applied_from_its_records_gives_the_same_tables(log: list[Change])
     assert one == two
 
 
+@pytest.mark.moderate
 @given(st.lists(changes, max_size=30))
 def test_applying_a_record_twice_changes_nothing(log: list[Change]) -> None:
     one, two = Tables(), Tables()

@@ -21,6 +21,7 @@ def places(bits: int) -> list[int]:
     return [place for place, digit in enumerate(bin(bits)[:1:-1]) if digit == "1"]
 
 
+@pytest.mark.moderate
 def test_the_lowest_bits_of_a_mask_are_its_first_rows() -> None:
     dice = random.Random(1)
     for _ in range(200):

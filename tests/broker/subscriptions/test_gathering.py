@@ -109,6 +109,7 @@ def test_rows_larger_than_a_quantum_do_not_join_what_is_in_hand(
     assert [rows for rows, _ in found] == [8, 8]
 
 
+@pytest.mark.moderate
 def test_the_texts_of_headers_weigh_too(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = shell_of(step_bytes=1 << 30)
     rare(shell, 200, fields=True)

@@ -83,6 +83,7 @@ def wanted(number: int) -> list[int]:
     return [number * 7] if number else list(range(3, len(LARGE), 7))
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("evicted", [False, True])
 @pytest.mark.parametrize("durable", [0, 1])
 def test_many_who_are_served_together_wait_for_new_headers_that_are_matched_in_slices(
@@ -128,6 +129,7 @@ def test_many_who_are_served_together_wait_for_new_headers_that_are_matched_in_s
     assert offsets(shell, 1, 1)[-1] == len(LARGE) + 1
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("reader", ["alone", "gathered", "fields", "shared", "keyed", "all"])
 def test_a_large_table_that_is_read_back_is_read_and_matched_in_slices(
     monkeypatch: pytest.MonkeyPatch, reader: str
@@ -164,6 +166,7 @@ def test_a_large_table_that_is_read_back_is_read_and_matched_in_slices(
     assert offsets(shell, 1, 1) == wanted
 
 
+@pytest.mark.moderate
 def test_who_ends_while_a_batch_is_surveyed_is_not_given_it_and_the_others_are() -> None:
     shell = Sliced(share=1)
     for link in (1, 2, 3):

@@ -102,6 +102,7 @@ def test_other_streams_go_on_while_one_is_matched() -> None:
     assert audience_of(shell.stream("s")).late, "the attacked stream is not done yet"
 
 
+@pytest.mark.moderate
 def test_what_comes_after_a_batch_that_is_matched_keeps_its_order() -> None:
     shell = Sliced()
     names = subjects(40)
@@ -117,6 +118,7 @@ def test_what_comes_after_a_batch_that_is_matched_keeps_its_order() -> None:
     assert found == [*expected(SLOW[3], names, 1), *range(41, 51)]
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("start", [[0], [1], [2, 1, 0], [2, 30, 0]])
 @pytest.mark.parametrize("durable", [0, 1])
 def test_who_subscribes_while_a_batch_is_matched_gets_each_record_once(
@@ -141,6 +143,7 @@ def test_who_subscribes_while_a_batch_is_matched_gets_each_record_once(
     assert offsets(shell, 3, 1) == [offset for offset in wanted if offset >= first]
 
 
+@pytest.mark.moderate
 def test_a_cover_never_says_more_than_was_given() -> None:
     shell = Sliced()
     names = subjects(60)
@@ -288,6 +291,7 @@ def test_many_that_are_served_together_are_matched_in_slices_too(
         assert offsets(shell, 1, number) == wanted, number
 
 
+@pytest.mark.moderate
 def test_what_is_matched_for_many_at_a_time_is_bounded_and_goes_with_those_who_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -455,6 +459,7 @@ def test_a_job_that_no_reader_waits_for_ends() -> None:
     assert not audience_of(shell.stream("s")).late
 
 
+@pytest.mark.moderate
 def test_headers_are_not_made_in_one_go_when_the_last_who_waits_for_them_leaves() -> None:
     shell = Sliced()
     shell.hello(1)
@@ -550,6 +555,7 @@ def test_a_large_header_table_is_read_in_steps_of_many_turns() -> None:
     assert shell.stream("s").next == 2_001
 
 
+@pytest.mark.moderate
 def test_what_was_read_of_a_frame_is_used_after_the_creation_of_its_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

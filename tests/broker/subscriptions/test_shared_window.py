@@ -129,6 +129,7 @@ def test_what_cannot_be_gathered_is_given_to_each_in_its_own_turn() -> None:
     check(peer, 1_000)
 
 
+@pytest.mark.moderate
 def test_a_link_that_has_much_to_read_stays_on_demand_until_it_has_read_it() -> None:
     shell = Shell(share_min_bytes=100_000, share_max_bytes=100_000)
     shell.hello(1)
@@ -249,6 +250,7 @@ def test_rows_of_those_who_take_most_of_what_comes_are_not_kept() -> None:
     assert all(offsets(peer, number) == list(range(20_000)) for number in broad)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize("picks_max", [150, 1_500, 5_000])
 def test_what_a_window_holds_for_all_is_bounded(
     picks_max: int, monkeypatch: pytest.MonkeyPatch

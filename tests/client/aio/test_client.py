@@ -90,6 +90,7 @@ async def test_a_cancelled_table_loses_no_record(broker: FakeBroker) -> None:
         assert last.body == b"5"
 
 
+@pytest.mark.moderate
 async def test_a_wait_for_that_times_out_can_be_repeated(broker: FakeBroker) -> None:
     async with connect(broker.endpoint, **FAST) as client:
         subscription = client.subscribe("s")

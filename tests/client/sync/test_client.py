@@ -60,6 +60,7 @@ def test_a_table_that_was_not_filled_in_time_loses_no_record(broker: FakeBroker)
             assert table.column("body").to_pylist() == [b"2", b"3", b"4", b"5"]
 
 
+@pytest.mark.moderate
 def test_a_blocked_iteration_ends_when_the_subscription_is_closed(broker: FakeBroker) -> None:
     with connect_sync(broker.endpoint, **FAST) as client:
         subscription = client.subscribe("quiet")

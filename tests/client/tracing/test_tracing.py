@@ -117,6 +117,7 @@ async def test_an_encoded_batch_carries_one_context_beside_its_own_properties(
         assert found.span_id == id_of(span)
 
 
+@pytest.mark.moderate
 async def test_an_encoded_batch_goes_as_it_is_where_a_context_has_no_place(traced: Traced) -> None:
     stream = traced.name
     own: list[Any] = [{"n": 1}, None, {"n": 2}]

@@ -78,6 +78,7 @@ def test_no_form_breaks_a_change(root: Browser, action: str, fields: dict[str, s
     assert answer.status in (200, 400, 403, 404, 409), (answer.status, answer.text)
 
 
+@pytest.mark.moderate
 @pytest.mark.parametrize(
     "path",
     [
@@ -260,6 +261,7 @@ def test_an_open_event_stream_ends_with_the_http_side_in_order(
     assert [each.message for each in caplog.records if each.levelname == "ERROR"] == []
 
 
+@pytest.mark.moderate
 def test_without_a_session_there_are_no_event_streams(http: RunningHttp) -> None:
     for path in ("tail", "rates"):
         assert Browser(http.address).get(path, name="crowd").status == 204

@@ -35,6 +35,7 @@ def test_each_page_shows_what_lies_in_the_namespace(eve: Browser, page: str, sho
         assert other not in answer.words, other
 
 
+@pytest.mark.moderate
 def test_a_person_of_a_namespace_is_not_offered_to_have_the_configuration_read(
     eve: Browser,
 ) -> None:

@@ -446,6 +446,7 @@ def test_a_copy_into_what_a_person_may_not_write_or_make_is_refused_by_name(
     assert to not in [each.name for each in client.list_streams()]
 
 
+@pytest.mark.moderate
 def test_a_copy_under_a_subject_that_a_person_may_not_write_ends_early(
     enter: Callable[[str], Browser], client: SyncClient
 ) -> None:

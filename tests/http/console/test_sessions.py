@@ -50,6 +50,7 @@ def test_an_address_that_no_page_has_is_answered_with_the_menu(root: Browser) ->
     assert 'href="/console/streams"' in page.text
 
 
+@pytest.mark.moderate
 def test_an_address_that_no_page_has_takes_no_note_away(root: Browser) -> None:
     root.get("streams")
     created = root.ask(
@@ -346,6 +347,7 @@ def test_beyond_the_bound_the_idlest_session_of_the_user_with_most_ends() -> Non
     assert len(sessions) == 3
 
 
+@pytest.mark.moderate
 async def test_a_session_without_a_link_says_so() -> None:
     """Its overview said that the broker had not been reached yet."""
     sessions = Sessions(idle_s=10, lasting_s=100)

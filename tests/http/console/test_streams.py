@@ -41,6 +41,7 @@ def test_the_list_shows_what_the_person_may_see(root: Browser, reader: Browser) 
     assert "open.trades" not in root.get("streams", prefix="closed").text
 
 
+@pytest.mark.moderate
 def test_a_stream_shows_its_facts_and_settings(root: Browser) -> None:
     words = root.get("stream", name="open.trades").words
     assert "Records 30" in words
@@ -48,6 +49,7 @@ def test_a_stream_shows_its_facts_and_settings(root: Browser) -> None:
     assert "Ring main" in words
 
 
+@pytest.mark.moderate
 def test_what_the_broker_refuses_is_told_in_its_words(reader: Browser, root: Browser) -> None:
     page = reader.get("stream", name="closed.trades")
     assert page.status in (403, 404)
@@ -224,6 +226,7 @@ def test_a_record_that_cannot_be_published_is_not(
     assert "not.there" not in [each.name for each in client.list_streams()]
 
 
+@pytest.mark.moderate
 def test_a_stream_is_made_with_its_settings_and_one_that_is_there_is_left(
     root: Browser, client: SyncClient
 ) -> None:

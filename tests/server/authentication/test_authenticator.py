@@ -211,6 +211,7 @@ def test_a_right_password_is_remembered_for_an_hour_and_a_wrong_one_is_not() -> 
     assert table.name(b"bob") == ""
 
 
+@pytest.mark.moderate
 def test_what_is_wrong_too_often_waits_alone_and_longer_each_time() -> None:
     pauses = Pauses()
     guessed = Origin("10.0.0.1", "alice")
@@ -552,6 +553,7 @@ def test_the_server_key_is_made_once_for_its_owner_only(tmp_path: Path) -> None:
         read_server_key(str(path))
 
 
+@pytest.mark.moderate
 def test_two_identities_with_one_key_are_refused(tmp_path: Path) -> None:
     public = curve_client()[0].decode()
     settings = Authentication(

@@ -126,6 +126,7 @@ def test_a_batch_behind_one_that_no_segment_holds_comes_again(bench: Bench) -> N
     assert codes == [(2, "too_large"), (3, "wait")]
 
 
+@pytest.mark.moderate
 def test_a_new_ring_is_opened_beside_the_loop_and_its_appends_wait(bench: Bench) -> None:
     # The outcome may not depend on another ring's turn.
     with bench.rings._rings[MAIN]._space.preparing:
@@ -192,6 +193,7 @@ def test_a_pin_that_comes_while_its_ring_is_being_opened_holds(bench: Bench) -> 
     assert ring._space.pins() == {"one": (1, 1)}
 
 
+@pytest.mark.moderate
 def test_a_ring_that_could_not_be_opened_is_tried_again(bench: Bench) -> None:
     bench.troubles.full = True
     bench.rings.open("own", OWN)
@@ -209,6 +211,7 @@ def test_a_ring_that_could_not_be_opened_is_tried_again(bench: Bench) -> None:
     bench.appended("own")
 
 
+@pytest.mark.moderate
 def test_a_full_disk_is_said_once_by_housekeeping_however_much_is_free(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +231,7 @@ def test_a_full_disk_is_said_once_by_housekeeping_however_much_is_free(
     assert [event.name for event in events].count("segment_not_prepared") == 1
 
 
+@pytest.mark.moderate
 def test_a_ring_that_is_removed_while_it_is_opened_leaves_nothing_behind(bench: Bench) -> None:
     bench.rings.open("own", OWN)
     bench.rings.open("own", {"remove": True})
@@ -295,6 +299,7 @@ def test_a_removed_ring_in_memory_takes_none_once_it_is_removed(bench: Bench) ->
         time.sleep(0.01)
 
 
+@pytest.mark.moderate
 def test_what_nobody_waits_for_is_synced_a_little_later_and_a_removed_ring_never(
     bench: Bench,
 ) -> None:
@@ -341,6 +346,7 @@ def test_a_question_that_nobody_waits_for_is_not_asked(
     assert answers[1].value.code == "cancelled"
 
 
+@pytest.mark.moderate
 def test_reads_of_history_do_not_wait_for_all_questions_before_them(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,6 +509,7 @@ def test_a_ring_main_that_passes_the_check_takes_the_largest_batch(tmp_path: Pat
     journal.close()
 
 
+@pytest.mark.moderate
 def test_an_error_in_one_read_is_told_who_asked_and_the_reader_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
