@@ -22,6 +22,7 @@ from malamute_py.journal.errors import (
     JournalCorrupt,
     JournalError,
     NewerFormat,
+    is_damage,
 )
 from malamute_py.journal.layout import (
     BESIDE_SEGMENTS,
@@ -42,7 +43,6 @@ from malamute_py.journal.storage import (
     FileStorage,
     MemoryStorage,
     Storage,
-    is_damage,
     read_file,
     read_sound,
     replace_file,

@@ -1,8 +1,8 @@
 """Errors of the journal: each says what happened, to what, and what to do next.
 
-Owns the exception types and nothing else. The rule: the type decides what the caller may do next
-(wait, free space, stop, repair), and unless it says otherwise nothing was written. Source:
-docs/design.md (Journal; Safety).
+Owns the exception types, and which errors of the system mean damage. The rule: the type decides
+what the caller may do next (wait, free space, stop, repair), and unless it says otherwise nothing
+was written. Source: docs/design.md (Journal; Safety).
 """
 
 from __future__ import annotations
@@ -122,3 +122,8 @@ class FollowLost(JournalError):
         self.from_lsn = from_lsn
         self.to_lsn = to_lsn
         self.code = code
+
+
+def is_damage(error: OSError) -> bool:
+    """Whether a file could not be read for damage: a bad sector, or something that is no file."""
+    return error.errno == errno.EIO or isinstance(error, NotAFile)

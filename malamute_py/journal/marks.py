@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from malamute_protocol.errors import BatchError
-from malamute_py.journal.errors import JournalCorrupt
+from malamute_py.journal.errors import JournalCorrupt, is_damage
 from malamute_py.journal.layout import (
     RING_FILE,
     RingMeta,
@@ -24,7 +24,7 @@ from malamute_py.journal.layout import (
     unpack_file,
 )
 from malamute_py.journal.manifest import Expected
-from malamute_py.journal.storage import Storage, is_damage, read_file, read_sound
+from malamute_py.journal.storage import Storage, read_file, read_sound
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES
 
 _Mark = TypeVar("_Mark", bound=msgspec.Struct)

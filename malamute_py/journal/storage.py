@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from malamute_py.journal.errors import DiskFull, JournalLocked, NotAFile, StorageRefused
+from malamute_py.journal.errors import DiskFull, JournalLocked, NotAFile, StorageRefused, is_damage
 from malamute_py.journal.mapping import FilePart, Part
 from malamute_py.journal.types import Buffer
 
@@ -182,11 +182,6 @@ def read_sound(storage: Storage, name: str) -> bytes | None:
         if not is_damage(error):
             raise
         return None
-
-
-def is_damage(error: OSError) -> bool:
-    """Whether a file could not be read for damage: a bad sector, or something that is no file."""
-    return error.errno == errno.EIO or isinstance(error, NotAFile)
 
 
 # --- files -------------------------------------------------------------------------

@@ -361,7 +361,7 @@ class Loop:
         local peers have.
         """
         ended = self._guard.check(now_ms, drained=drained, local_drained=local_drained)
-        told: set[Connection] = set()
+        untold: list[Connection] = []
         # Local peers that may fill the memory are sent a PING: the silent ones are cut then.
         doubted, self._guard.local.doubted = self._guard.local.doubted, []
         for connection in doubted:
@@ -374,10 +374,11 @@ class Loop:
                 # Its messages are dropped from here on: to take them up first would copy all that
                 # filled the memory, for a link that is over.
                 self._lost(connection, now_ms)
-                told.add(connection)
+            else:
+                untold.append(connection)
         soon = self._guard.suspects
         self._guard_at_ms = now_ms + (SUSPECT_MS if soon else self._guard_ms)
-        return [connection for connection in ended if connection not in told]
+        return untold
 
     def _lost(self, connection: Connection, now_ms: int) -> None:
         """Tell the core that the links of an ended connection are lost."""

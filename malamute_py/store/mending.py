@@ -42,6 +42,7 @@ from malamute_py.journal.directory import (
     find_epoch,
     find_identity,
 )
+from malamute_py.journal.errors import is_damage
 from malamute_py.journal.inspect import all_names, scan_ring
 from malamute_py.journal.layout import (
     CLOSED_FILE,
@@ -58,7 +59,7 @@ from malamute_py.journal.layout import (
 from malamute_py.journal.manifest import Manifest
 from malamute_py.journal.marks import read_mark
 from malamute_py.journal.recovery import Scan
-from malamute_py.journal.storage import File, Storage, is_damage, replace_file
+from malamute_py.journal.storage import File, Storage, replace_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Damage
 from malamute_py.store.database import DATABASE, MARK, connect, lock, position_of
 from malamute_py.store.errors import StoreError
