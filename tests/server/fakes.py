@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -24,6 +24,8 @@ from malamute_py.server.loop import Loop
 from malamute_py.server.result_queue import ResultQueue
 from malamute_py.server.sockets import Listener, parse_endpoint
 from tests.waiting import WAIT_S
+
+LOCAL = Config(listen=["tcp://127.0.0.1:0"])
 
 
 class Lines:
@@ -322,3 +324,34 @@ class RunningLoop:
         assert connections
         self.until(lambda: not any(waiting(each.fd, each.inode) for each in connections))
         time.sleep(0.05)  # It tells nobody of what it passed on.
+
+
+class Noting:
+    """Record the calls to the core of a loop that no thread drives."""
+
+    def __init__(self) -> None:
+        self.running = RunningLoop(LOCAL)
+        self.calls: list[tuple[int, list[Command], list[bytes]]] = []
+        self.counts: Counter[int] = Counter()
+        self.running.core.receive = self._receive  # type: ignore[method-assign]
+
+    def _receive(
+        self, link: int, identity: str, commands: list[Command], frames: list[bytes], now_ms: int
+    ) -> None:
+        self.calls.append((link, list(commands), list(frames)))
+        self.counts[link] += len(commands)
+
+    def of(self, link: int) -> list[Command]:
+        return [
+            command for number, commands, _ in self.calls if number == link for command in commands
+        ]
+
+    def turns_until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline
+            self.running.loop.turn()
+
+    def close(self) -> None:
+        with self.running:
+            pass

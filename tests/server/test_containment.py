@@ -11,12 +11,9 @@ from malamute_protocol.framing import decode_message
 from malamute_py.broker.ready import (
     Event,
 )
-from malamute_py.config import Config
 from malamute_py.server import inbound as inbound_module
-from tests.server.fakes import RunningLoop
+from tests.server.fakes import LOCAL, RunningLoop
 from tests.server.peer import dealer, ping
-
-LOCAL = Config(listen=["tcp://127.0.0.1:0"])
 
 
 def test_an_error_in_decoding_a_message_is_its_peers_and_the_others_are_served(

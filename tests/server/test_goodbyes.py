@@ -16,7 +16,7 @@ from malamute_py.broker.ready import Send
 from malamute_py.client.sync.client import connect_sync
 from malamute_py.server.peers import Peer, Unreachable
 from malamute_py.telemetry import Limiter
-from tests.server.test_loop import Noting
+from tests.server.fakes import Noting
 from tests.server.test_server import BY_PASSWORD, config, serving, until
 from tests.server.zmtp import Zmtp
 from tests.waiting import WAIT_S
