@@ -1,4 +1,4 @@
-"""Turns of the loop: in what order and shares the messages of several peers are done."""
+"""How long a turn of the loop takes, and what goes first in it."""
 
 from __future__ import annotations
 
@@ -7,231 +7,179 @@ from typing import Any
 
 import pytest
 
-from malamute_protocol.commands import (
-    Atomic,
-    Command,
-    Deliver,
-    Ping,
-    Publish,
-    Result,
+from malamute_protocol.commands import Ping, Pong, Publish
+from malamute_protocol.encode import encode
+from malamute_protocol.framing import encode_message
+from malamute_py.broker.ready import (
+    AppendBundle,
+    Appended,
+    AppendRefused,
+    BatchChecked,
+    Ready,
 )
-from malamute_protocol.framing import decode_message, encode_message
-from malamute_py.broker.ready import Send
-from malamute_py.server.connections.connection import Connection
-from tests.server.fakes import LOCAL, Noting, RunningLoop
-from tests.server.peer import dealer
+from malamute_py.config import Config, LoopSection
+from malamute_py.server.inbound import Inbound
+from malamute_py.server.sockets import Listener
+from tests.server.fakes import LOCAL, RunningLoop
+from tests.server.peer import dealer, ping, received
 from tests.server.zmtp import Zmtp, frame
+from tests.waiting import WAIT_S
+
+PACED = Config(listen=LOCAL.listen, loop=LoopSection(turn_us=100))
 
 
-def test_answers_of_one_turn_are_messages_that_a_client_takes() -> None:
-    """Two pages of a listing, asked for at once, were a message for which the client hung up."""
-    noting = Noting()
-    results = [Result(number, {"page": b"x" * 400_000}) for number in range(5)]
-    delivery = Deliver(1, 0, 1, 2)
-    with dealer(noting.running.endpoint) as peer:
-        peer.send_multipart(encode_message([Ping(1)]))
-        noting.turns_until(lambda: noting.calls)
-        noting.running.loop._send(Send(1, [*results, delivery], [b"stamp", b"content"]), 0)
-        answers: list[Command] = []
-        while len(answers) < 6:
-            for command, frames in decode_message(peer.recv_multipart()):
-                answers.append(command)
-                assert frames == ((b"stamp", b"content") if command == delivery else ())
-    assert answers == [*results, delivery]
-    noting.close()
+def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
+    """Return how many messages each turn takes, of 200 that came while the loop was busy."""
+    released = threading.Event()
+    busy = threading.Event()
+    receive = running.core.receive
 
+    def held(link: int, identity: str, commands: Any, frames: Any, now_ms: int) -> None:
+        busy.set()
+        assert released.wait(WAIT_S)
+        running.core.receive = receive  # type: ignore[method-assign]
+        receive(link, identity, commands, frames, now_ms)
 
-@pytest.mark.slow
-def test_a_peer_that_sends_more_than_a_share_is_served_in_turns_with_others() -> None:
-    noting = Noting()
-    count, each = 50, 4_000
-    message = frame(encode_message([Ping(number) for number in range(each)])[0])
-    with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
-        greedy.socket.sendall(message)
-        noting.turns_until(lambda: noting.calls)
-        thread = threading.Thread(target=greedy.socket.sendall, args=(message * (count - 1),))
-        thread.start()
-        other.send(*encode_message([Ping(7)]))
-        noting.turns_until(lambda: noting.counts[2])
-        assert noting.counts[1] < count * each, "it came between"
-        noting.turns_until(lambda: noting.counts[1] == count * each)
-        thread.join()
-        assert max(len(commands) for _, commands, _ in noting.calls) == 64
-        assert noting.of(1) == [Ping(number) for number in range(each)] * count
-        peer = noting.running.loop.peers.get(1)
-        assert peer is not None
-        noting.turns_until(lambda: peer.queued is None)
-        assert peer.connection is not None
-        assert peer.connection.delivered == (len(message) + 1) * count
-    noting.close()
+    with Zmtp(running.endpoint) as peer:
+        running.core.receive = held  # type: ignore[method-assign]
+        peer.send(*encode_message([Ping(1)]))
+        assert busy.wait(WAIT_S)
+        peer.socket.sendall(frame(encode_message([Ping(2)])[0]) * 200)
+        running.await_libzmq()
+        running.core.turns = [0]
+        running.step_ns = step_ns
+        released.set()
+        for _ in range(201):
+            peer.receive_frame()
+    return [count for count in running.core.turns if count]
 
 
 @pytest.mark.moderate
-def test_what_came_in_small_messages_is_settled_before_shares_of_large_ones() -> None:
-    """A confirm waited for the shares before its append, and for those of the next turn after."""
-    noting = Noting()
-    loop = noting.running.loop
-    done: list[object] = []
-    settle, receive = loop.settle, noting._receive
-
-    def settled(now_ms: int) -> None:
-        done.append("settled")
-        settle(now_ms)
-
-    def received(link: int, identity: str, commands: list[Command], *rest: Any) -> None:
-        done.append(link)
-        receive(link, identity, commands, *rest)
-
-    loop.settle = settled  # type: ignore[method-assign]
-    noting.running.core.receive = received  # type: ignore[assignment, method-assign]
-    with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
-        greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
-        noting.turns_until(lambda: noting.calls)
-        other.send(*encode_message([Ping(7)]))
-        noting.running.await_libzmq()
-        noting.turns_until(lambda: noting.counts[2])
-        at = done.index(2)
-        assert done[at : at + 3] == [2, "settled", 1]
-    noting.close()
+def test_a_turn_takes_up_messages_for_half_of_its_time_and_one_always() -> None:
+    with RunningLoop(PACED) as running:
+        # 50 us, and 10 each time that the meter is asked: once a message.
+        paced = turns_of_a_burst(running, 10_000)
+        assert max(paced) <= 5
+        assert len(paced) >= 40
+    # A loop of its own: messages of the connection that has gone would be looked for.
+    with RunningLoop(PACED) as running:
+        assert set(turns_of_a_burst(running, 1_000_000)) == {1}
 
 
 @pytest.mark.moderate
-def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
-    """256 messages of 1,000 frames after one that was done in shares took 264 ms at once."""
-    noting = Noting()
-    loop = noting.running.loop
-    with Zmtp(noting.running.endpoint) as peer:
-        peer.send(*encode_message([Ping(number) for number in range(4_000)]))
-        noting.turns_until(lambda: noting.calls)
-        found = loop.peers.get(1)
-        assert found is not None
-        peer.socket.sendall(frame(encode_message([Ping(7)])[0]) * 200)
-        noting.running.await_libzmq()
-        loop._take_ns = loop._take_most_ns = 50
-        noting.running.step_ns = 1
-        counters = noting.running.counters
-        most = waited = 0
-        while noting.counts[1] < 4_200:
-            before = counters["messages_in_total"]
-            loop.turn()
-            waited = max(waited, len(found.queued or ()))
-            most = max(most, counters["messages_in_total"] - before)
-        assert waited > 20, "they waited"
-        assert most <= 50, "each message asks once whether the time is over"
-    noting.close()
+def test_turns_that_take_long_take_up_less_and_more_again_when_they_do_not() -> None:
+    with RunningLoop(PACED) as running:
+        settle, cost = running.loop.settle, 200_000
+
+        def costly(now_ms: int) -> None:
+            running.spend(cost)
+            settle(now_ms)
+
+        running.loop.settle = costly  # type: ignore[method-assign]
+        halved = turns_of_a_burst(running, 1_000)
+        # A sixteenth of 50 us, and 1 us each time that the meter is asked: once a message.
+        assert max(halved[8:-1]) <= 4, "what follows takes twice as long as a turn may"
+        cost = 0
+        for _ in range(40):
+            with dealer(running.endpoint) as peer:
+                ping(peer)
+        assert max(turns_of_a_burst(running, 1_000)) > 20
 
 
 @pytest.mark.moderate
-def test_a_link_that_the_guard_cut_is_lost_before_what_it_sent_is_taken_up() -> None:
-    """256 MiB of a flood were copied out of libzmq first, and took as much memory again."""
-    noting = Noting()
-    loop = noting.running.loop
-    lost: list[int] = []
-    noting.running.core.link_lost = lambda link, now_ms: lost.append(link)  # type: ignore[method-assign]
-    with Zmtp(noting.running.endpoint) as peer:
-        peer.send(*encode_message([Ping(number) for number in range(4_000)]))
-        noting.turns_until(lambda: noting.calls)
-        found = loop.peers.get(1)
-        assert found is not None
-        connection = found.connection
-        assert connection is not None
-        peer.socket.sendall(frame(encode_message([Ping(7)])[0]) * 200)
-        noting.running.await_libzmq()
-        loop._take_ns = loop._take_most_ns = 50
-        noting.running.step_ns = 1
-        guard = loop._guard
-        check = guard.check
+def test_a_message_that_takes_long_to_be_taken_up_makes_no_turn_take_up_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RunningLoop(PACED) as running:
+        drain = Inbound.drain
 
-        def cutting(now_ms: int, **rest: bool) -> list[Connection]:
-            guard._end(connection, "its share has too many unread bytes")
-            return [*check(now_ms, **rest), connection]
+        def slow(inbound: Inbound, listener: Listener, now_ms: int) -> bool:
+            drained = drain(inbound, listener, now_ms)
+            running.spend(200_000)
+            return drained
 
-        guard.check = cutting  # type: ignore[method-assign]
-        loop._guard_at_ms = 0
-        loop.turn()
-        assert lost == [1]
-        assert found.queued, "messages of it waited"
-        assert noting.running.counters["messages_in_total"] < 201, "others were not taken up"
-        guard.check = check  # type: ignore[method-assign]
-    noting.close()
+        monkeypatch.setattr(Inbound, "drain", slow)
+        for _ in range(40):
+            with dealer(running.endpoint) as peer:
+                ping(peer)
+        assert max(turns_of_a_burst(running, 1_000)) > 20
 
 
-def test_messages_that_waited_when_their_link_ended_are_not_unread() -> None:
-    with RunningLoop(LOCAL) as running, Zmtp(running.endpoint) as peer:
-        many = frame(encode_message([Ping(number) for number in range(4_000)])[0])
-        # They wait for 4,000 commands and a message that costs the link.
-        peer.socket.sendall(many + frame(b"\xc1") + many * 20)
-        running.until(lambda: ("malformed", 1, "malformed") in running.core.calls)
-        running.until(lambda: len(running.loop.peers) == 0)
-        peer.send(*encode_message([Ping(5_000)]))
-        running.until(lambda: len(running.loop.peers) == 1)
-        again = running.loop.peers.get(2)
-        assert again is not None
-        assert again.connection is not None
-        assert again.connection.delivered >= len(many) * 21
-        running.until(lambda: running.guard.facts()["unread_bytes"] == 0)
+def with_large_table() -> bytes:
+    maps = [{f"n{at}": f"v{number}" for at in range(64)} for number in range(200)]
+    return encode([b""] * 200, fields=maps)
 
 
-def test_what_waits_of_a_message_is_dropped_with_its_link_though_the_sockets_are_not_empty() -> (
-    None
-):
-    """10 MB of each such link stayed until nothing more arrived, for up to 65,536 links."""
-    noting = Noting()
-    loop = noting.running.loop
-    message = encode_message([Publish("s", n) for n in range(4_000)], [bytes(300)] * 4_000)
-    with Zmtp(noting.running.endpoint) as peer:
-        peer.send(*message)
-        noting.turns_until(lambda: noting.calls)
-        found = loop.peers.get(1)
-        assert found is not None
-        assert found.frames
-        loop._gone(found, 0)
-        loop._close(1)
-        assert found in loop._inbound._cut_off.values(), "what comes of it is dropped"
-        assert (found.commands, found.frames, found.queued) == ([], [], None)
-    noting.close()
+@pytest.mark.parametrize("has_work", [False, True])
+def test_the_disk_begins_before_the_work_of_a_turn_and_without_work_at_its_end(
+    has_work: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        core, rings = running.core, running.rings
+        done: list[str] = []
+        append = rings.append
+
+        def take_ready() -> Ready:
+            done.append("work")
+            return core.take_outgoing()
+
+        def begin(bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
+            done.clear()
+            return append(bundles)
+
+        monkeypatch.setattr(core, "has_work", has_work)
+        monkeypatch.setattr(core, "take_ready", take_ready)
+        monkeypatch.setattr(rings, "append", begin)
+        monkeypatch.setattr(rings, "sync", lambda *_: done.append("sync"))
+        core.ready.appends.append(AppendBundle("main", 1, ()))
+        ping(peer)
+        running.until(lambda: done.count("sync") > has_work)
+        assert done[: 2 + has_work] == ["sync", "work", "sync"][1 - has_work :]
 
 
 @pytest.mark.moderate
-def test_contents_go_with_their_commands_when_a_message_is_done_in_shares() -> None:
-    noting = Noting()
-    with Zmtp(noting.running.endpoint) as peer:
-        peer.send(
-            *encode_message(
-                [Publish("s", number + 1) for number in range(200)],
-                [b"%d" % number for number in range(200)],
-            )
-        )
-        peer.send(*encode_message([Publish("s", 201)], [b"200"]))
-        noting.turns_until(lambda: noting.counts[1] == 201)
-    assert [len(commands) for _, commands, _ in noting.calls][:3] == [64, 64, 64]
-    for _, commands, frames in noting.calls:
-        assert [b"%d" % (c.tracker - 1) for c in commands if isinstance(c, Publish)] == frames
-    noting.close()
+def test_others_have_their_turns_while_a_large_header_table_is_read_in_steps() -> None:
+    frame = with_large_table()
+    with (
+        RunningLoop(LOCAL) as running,
+        dealer(running.endpoint) as sender,
+        dealer(running.endpoint) as other,
+    ):
+        ping(sender)
+        ping(other)
+        running.core.unread = 1 << 30
+        sender.send_multipart(encode_message([Publish("s", 1), Ping(5)], [frame]))
+        for token in range(5):
+            ping(other, token)
+        assert running.core.published == []
+        running.core.unread = 0
+        assert received(sender)[1] == [frame]
+        assert received(sender)[0] == [Pong(5)]
 
 
-@pytest.mark.parametrize("before", [0, 60])
-def test_a_step_stays_together_when_a_message_is_done_in_shares(before: int) -> None:
-    noting = Noting()
-    step = [Atomic(1, 200, 0, b""), *(Publish("s", 0) for _ in range(200))]
-    told = [*(Ping(number) for number in range(before)), *step, Ping(99)]
-    bodies = [b"%d" % number for number in range(200)]
-    with Zmtp(noting.running.endpoint) as peer:
-        peer.send(*encode_message(told, bodies))
-        noting.turns_until(lambda: noting.counts[1] == len(told))
-    (shared,) = (call for call in noting.calls if any(type(one) is Atomic for one in call[1]))
-    assert shared[1][-201:] == step
-    assert shared[2] == bodies
-    noting.close()
+def asked_at(calls: list[tuple[Any, ...]]) -> int:
+    return next(at for at, call in enumerate(calls) if call[0] == "read ahead")
 
 
-@pytest.mark.moderate
-def test_a_malformed_message_behind_others_costs_the_link_after_them() -> None:
-    noting = Noting()
-    with Zmtp(noting.running.endpoint) as peer:
-        peer.send(*encode_message([Ping(number) for number in range(200)]))
-        peer.send(b"nonsense")
-        noting.turns_until(lambda: ("malformed", 1, "malformed") in noting.running.core.calls)
-        assert noting.of(1) == [Ping(number) for number in range(200)]
-        noting.turns_until(lambda: not noting.running.loop._inbound.queued)
-    noting.close()
+def test_a_message_whose_batch_is_validated_holds_up_its_link_alone() -> None:
+    frame = with_large_table()
+    with (
+        RunningLoop(LOCAL) as running,
+        dealer(running.endpoint) as sender,
+        dealer(running.endpoint) as other,
+    ):
+        ping(sender)
+        ping(other)
+        core = running.core
+        core.unread, core.waits = 1, True
+        sender.send_multipart(encode_message([Publish("s", 1)], [frame]))
+        sender.send_multipart(encode_message([Ping(5)]))
+        asked = 0
+        for token in range(5):
+            ping(other, token)
+            asked = sum(call[0] == "read ahead" for call in core.calls)
+        assert core.published == []
+        assert asked == 1, "the loop asks again and again"
+        running.results.put(BatchChecked(core.calls[asked_at(core.calls)][1]))
+        assert received(sender)[1] == [frame]
+        assert received(sender)[0] == [Pong(5)]
