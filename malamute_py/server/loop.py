@@ -10,6 +10,7 @@ docs/design.md (Speed; The core and its shell).
 from __future__ import annotations
 
 import contextlib
+import select
 import sys
 import traceback
 from collections import Counter, defaultdict
@@ -45,7 +46,7 @@ from malamute_py.server.connections.watchdog import Watchdog
 from malamute_py.server.errors import ServerFailed
 from malamute_py.server.inbound import Inbound
 from malamute_py.server.journaling.journal_threads import RingEvent, Synced, SyncFailed, Trimmed
-from malamute_py.server.latencies import TurnLengths
+from malamute_py.server.pacing import Pacing
 from malamute_py.server.parts import Core, Journaled
 from malamute_py.server.peers import Peer, Peers, Unreachable
 from malamute_py.server.reloading import Reread
@@ -63,8 +64,8 @@ _STEPS_MAX = 64
 """Turns of Ready that are done without a look at the sockets."""
 _BLOCKED_POLL_MS = 2
 _POLL_MS_MAX = 60_000
-_TAKE_LEAST = 16
-"""Part of its time that a turn takes up messages for at least; it takes up one message always."""
+_SYNC_MS = 2
+"""Time for which a turn waits at most for the sync of what small messages sent."""
 _REST_MS = 1_000
 """Time without a message after which the loop rests."""
 _SKIPPED_MS = 1_000
@@ -125,16 +126,15 @@ class Loop:
             meter=meter, report=self.report,
         )  # fmt: skip
         self._meter = meter
-        self._lengths = TurnLengths(worked)
-        self._turn_ns = config.loop.turn_us * 1_000
-        self._take_ns = self._take_most_ns = self._turn_ns // 2
-        """Time for which a turn takes up messages: less, when what comes of them takes long."""
+        self._pacing = Pacing(config.loop.turn_us, worked)
         self._turn_until = sys.maxsize
         self._turns = 0
         self._guard_ms = config.loop.guard_ms
         self._pending_bytes_max = config.links.pending_bytes_max
         self._poller = zmq.Poller()
         self._poller.register(results.fd, zmq.POLLIN)
+        self._results_poll = select.poll()
+        self._results_poll.register(results.fd, select.POLLIN)
         for listener in listeners:
             self._poller.register(listener.socket, zmq.POLLIN)
             if listener.monitor is not None:
@@ -165,7 +165,7 @@ class Loop:
     def facts(self) -> dict[str, Any]:
         """For BROKER_INFO and metrics."""
         return {
-            "longest_turn_us": self._lengths.longest_us,
+            "longest_turn_us": self._pacing.longest_us,
             "blocked_links": len(self._waiting),
             "refusing": self._refused_appends.last(self._clock()),
         }
@@ -180,9 +180,9 @@ class Loop:
     def turn(self) -> None:
         """Wait for something to happen and do all that follows from it, once.
 
-        In this order: messages are taken up; what came in small ones is settled, and a share of the
-        others done; results of threads are given to the core, connections looked at, and the core's
-        Ready is done (settle()); then what no peer waits for.
+        In this order: messages are taken up; what came in small ones is settled and confirmed, and
+        a share of the others done; results of threads are given to the core, connections looked at,
+        and the core's Ready is done (settle()); then what no peer waits for.
         """
         timeout = 0 if self._busy else self._timeout(self._clock())
         ready = dict(self._poller.poll(timeout))
@@ -198,9 +198,9 @@ class Loop:
         if skipped_ms > _SKIPPED_MS:
             self._core.skipped(skipped_ms, now_ms)
         began = self._meter()
-        inbound = self._inbound
-        inbound.take_ns, inbound.until = self._take_ns, began + self._take_ns
-        self._turn_until = began + self._turn_ns
+        inbound, pacing = self._inbound, self._pacing
+        inbound.take_ns, inbound.until = pacing.take_ns, began + pacing.take_ns
+        self._turn_until = began + pacing.turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
         commands = inbound.commands
         for listener in self._listeners:
@@ -222,18 +222,16 @@ class Loop:
                 if not inbound.drain(listener, now_ms):
                     drained = False
                     local_drained = local_drained and not listener.is_local
-        settled_ns = 0
+        taking_ns, caused_ns = self._meter() - began, None
         if inbound.queued:
+            caused_ns = 0
             if inbound.commands != commands:
-                # What came in messages of few commands is appended first: the disk syncs it while
-                # the shares of the others are done.
-                settling = self._meter()
+                worked_ns = pacing.worked()
                 self.settle(now_ms)
-                settled_ns = self._meter() - settling
+                caused_ns = pacing.worked() - worked_ns
+                self._await_syncs(now_ms)
             inbound.catch_up(now_ms)
             drained = False
-        # What follows is caused by the messages, as was what is settled: _pace().
-        caused = self._meter() - settled_ns
         # After the messages: what was synced while they were taken up is confirmed in this turn.
         if self._results.fd in ready or self._results.waiting:
             self._take_results(now_ms)
@@ -264,7 +262,10 @@ class Loop:
                 self._collector.look()
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
-        self._pace(caused, now_ms)
+        long_us = pacing.end(taking_ns, caused_ns)
+        if long_us:
+            self._counters["long_turns_total"] += 1
+            self._event("long_turn", "warning", {"ms": long_us // 1_000}, now_ms)
         watchdog.turn = 0
         if watchdog.holds:
             self._release(now_ms)
@@ -279,25 +280,18 @@ class Loop:
             facts = {"doing": "holding floods back", "error": error}
             self._event("internal_error", "error", facts, now_ms)
 
-    def _pace(self, caused: int, now_ms: int) -> None:
-        """Set the time for which the next turn takes up messages, and report a very long turn.
+    def _await_syncs(self, now_ms: int) -> None:
+        """Wait a little for the syncs that peers wait for, and send what they confirm.
 
-        Called at the end of each turn. The work that messages cause (fan-out, hand-outs, appends)
-        is known only when it is done, and until then no other messages are taken up: so a turn with
-        much of it has the next one take up fewer. The time that taking up itself took does not
-        count: a message of 1,000 frames would have the others wait, one of each turn.
-
-        caused: when the turn had taken up its messages, as the meter tells it, without settling.
+        Called before shares of large messages are done, with what came in small ones appended: the
+        loop is idle meanwhile, so that the threads of a sync get a processor at once where the
+        shares would keep it busy.
         """
-        # The work took more than its part of a turn: half the time next; else an eighth more.
-        if self._meter() - caused > self._turn_ns - self._take_most_ns:
-            self._take_ns = max(self._take_ns // 2, self._take_most_ns // _TAKE_LEAST)
-        elif self._take_ns < self._take_most_ns:
-            self._take_ns = min(self._take_ns + self._take_ns // 8, self._take_most_ns)
-        long_us = self._lengths.end()
-        if long_us:
-            self._counters["long_turns_total"] += 1
-            self._event("long_turn", "warning", {"ms": long_us // 1_000}, now_ms)
+        until = self._meter() + _SYNC_MS * 1_000_000
+        while self._rings.syncs_due and self._meter() < until:
+            if self._results_poll.poll(_SYNC_MS):
+                self._take_results(now_ms)
+                self.settle(now_ms)
 
     def _timeout(self, now_ms: int) -> int:
         """Return how many milliseconds the loop may sleep at most."""
@@ -418,7 +412,7 @@ class Loop:
             kind = type(result)
             if kind is Synced:
                 core.synced(result.ring, result.lsn, now_ms)
-                self._rings.synced(result.ring, result.lsn)
+                self._rings.sync_ended(result.ring, result.lsn)
                 if self._checkpoints is not None and result.ring == MAIN:
                     self._checkpoints.synced(result.lsn)
             elif kind is HistoryRead or kind is ReadFailed:
@@ -445,6 +439,7 @@ class Loop:
                     "ring_failed", ring=result.ring, code=result.code, reason=result.reason
                 )
                 core.ring_failed(result.ring, result.code, result.reason)
+                self._rings.sync_ended(result.ring, 0)
             elif kind is Died:
                 self._log.critical("thread_died", thread=result.thread, trace=result.trace)
                 raise ServerFailed(

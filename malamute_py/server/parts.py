@@ -84,7 +84,8 @@ class Journaled(Protocol):
     def trim(self, ring: str, stream: int, offset: int) -> None: ...  # noqa: D102
 
     sync_at_ms: int | None
+    syncs_due: int
 
     def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...  # noqa: D102
-    def synced(self, name: str, lsn: int) -> None: ...  # noqa: D102
+    def sync_ended(self, name: str, lsn: int) -> None: ...  # noqa: D102
     def syncing(self) -> bool: ...  # noqa: D102

@@ -115,8 +115,9 @@ class _Rings(Rings):
         self._syncer.ask = self._sync_now  # type: ignore[method-assign]
         self._left: ResultQueue = results
 
-    def _sync_now(self, name: str, ring: Any) -> None:
+    def _sync_now(self, name: str, ring: Any) -> bool:
         self._left.put(Synced(name, ring.sync()))
+        return True
 
     def work(self) -> bool:
         """Do the work of the reader's thread; True: there was some."""

@@ -201,9 +201,12 @@ class NoRings:
     def trim(self, ring: str, stream: int, offset: int) -> None: ...
 
     sync_at_ms: int | None = None
+    syncs_due = 0
 
     def sync(self, hurries: Callable[[str], bool], now_ms: int) -> None: ...
-    def synced(self, name: str, lsn: int) -> None: ...
+    def sync_ended(self, name: str, lsn: int) -> None:
+        self.syncs_due -= 1
+
     def syncing(self) -> bool:
         return False
 
@@ -240,7 +243,7 @@ class RunningLoop:
             log=self.log,
             counters=self.counters,
             meter=self.meter,
-            worked=lambda: 0,
+            worked=lambda: self._metered_ns,
             watchdog=self.watchdog,
             validate=lambda check: self.core.calls.append(("validate", check)),
             reloaded=lambda *_: None,

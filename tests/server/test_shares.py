@@ -18,6 +18,7 @@ from malamute_protocol.commands import (
 from malamute_protocol.framing import decode_message, encode_message
 from malamute_py.broker.ready import Send
 from malamute_py.server.connections.connection import Connection
+from malamute_py.server.journaling.journal_threads import Synced
 from tests.server.fakes import LOCAL, Noting, RunningLoop
 from tests.server.peer import dealer
 from tests.server.zmtp import Zmtp, frame
@@ -96,6 +97,41 @@ def test_what_came_in_small_messages_is_settled_before_shares_of_large_ones() ->
 
 
 @pytest.mark.moderate
+@pytest.mark.parametrize("quick", [True, False])
+def test_a_turn_waits_a_little_for_what_came_in_small_messages_to_be_synced(quick: bool) -> None:
+    """The sync got no processor beside shares of large ones, and its confirm waited for them."""
+    noting = Noting()
+    running, done = noting.running, list[object]()
+    receive, settle = noting._receive, running.loop.settle
+    running.core.synced = lambda ring, lsn, now_ms: done.append(ring)  # type: ignore[method-assign]
+
+    def received(link: int, identity: str, commands: list[Command], *rest: Any) -> None:
+        done.append(link)
+        receive(link, identity, commands, *rest)
+
+    def settled(now_ms: int) -> None:
+        settle(now_ms)
+        if done[-1:] == [2]:
+            done.append("sync")
+            running.rings.syncs_due = 1
+            threading.Timer(0.05, running.results.put, [Synced("main", 9)]).start()
+            running.step_ns = 0 if quick else 10_000_000  # the loop's time stands, or is over
+
+    running.core.receive = received  # type: ignore[assignment, method-assign]
+    running.loop.settle = settled  # type: ignore[method-assign]
+    with Zmtp(running.endpoint) as greedy, Zmtp(running.endpoint) as other:
+        greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.turns_until(lambda: noting.calls)
+        other.send(*encode_message([Ping(7)]))
+        running.await_libzmq()
+        noting.turns_until(lambda: "main" in done)
+        at = done.index(2)
+        assert done[at : at + 3] == [2, "sync", "main" if quick else 1]
+        assert running.rings.syncs_due == 0
+    noting.close()
+
+
+@pytest.mark.moderate
 def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
     """256 messages of 1,000 frames after one that was done in shares took 264 ms at once."""
     noting = Noting()
@@ -107,7 +143,7 @@ def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may()
         assert found is not None
         peer.socket.sendall(frame(encode_message([Ping(7)])[0]) * 200)
         noting.running.await_libzmq()
-        loop._take_ns = loop._take_most_ns = 50
+        loop._pacing.take_ns = loop._pacing.take_most_ns = 50
         noting.running.step_ns = 1
         counters = noting.running.counters
         most = waited = 0
@@ -137,7 +173,7 @@ def test_a_link_that_the_guard_cut_is_lost_before_what_it_sent_is_taken_up() -> 
         assert connection is not None
         peer.socket.sendall(frame(encode_message([Ping(7)])[0]) * 200)
         noting.running.await_libzmq()
-        loop._take_ns = loop._take_most_ns = 50
+        loop._pacing.take_ns = loop._pacing.take_most_ns = 50
         noting.running.step_ns = 1
         guard = loop._guard
         check = guard.check

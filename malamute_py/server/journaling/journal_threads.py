@@ -119,11 +119,16 @@ class SyncThread:
         self.start = self._worker.start
         self.stop = self._worker.stop
 
-    def ask(self, name: str, ring: Syncable) -> None:
-        """Have the ring synced with what was appended so far; from the loop."""
-        if name not in self._asked:  # else a sync is to begin that covers this, too
-            self._asked.add(name)
-            self._worker.put((name, ring))
+    def ask(self, name: str, ring: Syncable) -> bool:
+        """Have the ring synced with what was appended so far; from the loop.
+
+        False: a sync is to begin that covers this, too; otherwise one more result will come.
+        """
+        if name in self._asked:
+            return False
+        self._asked.add(name)
+        self._worker.put((name, ring))
+        return True
 
     def _sync(self, job: tuple[str, Syncable]) -> object:
         """Sync a ring, in the sync thread; returns Synced, or SyncFailed with the reason."""

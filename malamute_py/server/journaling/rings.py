@@ -70,8 +70,7 @@ _KEEP_SEGMENTS = 16
 """Segments, at least, of a ring that keeps the last record of each subject."""
 _RETRY_MS = 1000
 _OPENING_RETRY_MS = 100
-"""Time after which a refused append to a ring that is being opened may be tried again: opening
-takes about so long."""
+"""Time after which an append to a ring that is being opened may be tried again: it takes so long."""
 _MERGE_BYTES = 4 << 20
 """Bytes of bundles that are written together; one write of 4 MiB takes about a millisecond."""
 _MERGE_BATCHES = 500
@@ -175,6 +174,8 @@ class Rings:
         """Rings with appends that no sync covers."""
         self.sync_at_ms: int | None = None
         """Latest time of the next call of sync(), for bytes that no peer waits for."""
+        self.syncs_due = 0
+        """Syncs that were asked for and of which the loop has no result yet."""
         self._snapshot = snapshot
         self._noted = noted
         self._relieve = relieve
@@ -369,13 +370,9 @@ class Rings:
             return
         if self.sync_at_ms is None:
             self.sync_at_ms = now_ms + _LEISURE_MS
-        if now_ms >= self.sync_at_ms:
-            for name, ring in dirty.items():
-                self._syncer.ask(name, ring)
-            dirty.clear()
-        else:
-            for name in [name for name in dirty if hurries(name)]:
-                self._syncer.ask(name, dirty.pop(name))
+        is_time = now_ms >= self.sync_at_ms
+        for name in [name for name in dirty if is_time or hurries(name)]:
+            self.syncs_due += self._syncer.ask(name, dirty.pop(name))
         if not dirty:
             self.sync_at_ms = None
 
@@ -384,8 +381,12 @@ class Rings:
         if name not in self._in_memory:
             self.latencies.sync.add(took_ns)
 
-    def synced(self, name: str, lsn: int) -> None:
-        """Measure the confirms that wait for this sync: the loop is about to send them."""
+    def sync_ended(self, name: str, lsn: int) -> None:
+        """Measure the confirms that wait for this sync: the loop is about to send them.
+
+        lsn: up to where the ring is synced; 0: the sync failed.
+        """
+        self.syncs_due -= 1
         self.latencies.confirmed(name, lsn)
 
     def syncing(self) -> bool:

@@ -1,0 +1,65 @@
+"""How long the turns of the loop are, and for how long each takes up messages.
+
+Owns both. The rule: time of a processor counts. A loop that waits for a processor, as other threads
+and processes have it, does not work longer by that. Source: ARCHITECTURE.md, "What a peer may
+cost".
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+_TAKE_LEAST: Final = 16
+"""Part of its time that a turn takes up messages for at least; it takes up one message always."""
+_LONG_TURN_US: Final = 100_000
+"""Processor time from which on a turn of the loop is logged: all peers have waited for it."""
+
+
+class Pacing:
+    """The time for which a turn takes up messages, by what those of the turns before it cost."""
+
+    def __init__(self, turn_us: int, worked: Callable[[], int]) -> None:
+        """turn_us: how long a turn may work. worked: processor time of this thread, in ns."""
+        self.turn_ns = turn_us * 1_000
+        self.take_ns = self.take_most_ns = self.turn_ns // 2
+        """How long the next turn takes up messages: less, when what comes of them takes long."""
+        self.longest_us = 0
+        """Processor time of the longest turn so far."""
+        self.worked = worked
+        self._ended_ns = 0
+        """Processor time that the thread had used when the last turn ended."""
+        self._notable_ns = sys.maxsize
+        """Processor time of the thread beyond which the turn is the longest so far, or a long one;
+        the first turn is neither."""
+        self._notable_turn_ns = 0
+
+    def end(self, taking_ns: int, caused_ns: int | None) -> int:
+        """Note that a turn ends, and set the time for which the next one takes up messages.
+
+        The work that messages cause (fan-out, hand-outs, appends) is known only when it is done,
+        and until then no other messages are taken up: so a turn with much of it has the next one
+        take up fewer. The time that taking up itself took does not count: a message of 1,000 frames
+        would have the others wait, one of each turn.
+
+        taking_ns: how long the turn took up messages. caused_ns: the processor time that was spent
+        on what they caused, where the turn then did shares of the commands that waited, which are
+        no message's of this turn; None: all that is left of the turn. Returns the turn's
+        microseconds where it is to be logged, else 0.
+        """
+        worked_ns, took_us = self.worked(), 0
+        if caused_ns is None:
+            caused_ns = worked_ns - self._ended_ns - taking_ns
+        # The work took more than its part of a turn: half the time next; else an eighth more.
+        if caused_ns > self.turn_ns - self.take_most_ns:
+            self.take_ns = max(self.take_ns // 2, self.take_most_ns // _TAKE_LEAST)
+        elif self.take_ns < self.take_most_ns:
+            self.take_ns = min(self.take_ns + self.take_ns // 8, self.take_most_ns)
+        if worked_ns > self._notable_ns:
+            took_us = (worked_ns - self._ended_ns) // 1_000
+            self.longest_us = max(self.longest_us, took_us)
+            self._notable_turn_ns = 1_000 * min(self.longest_us, _LONG_TURN_US)
+        self._ended_ns = worked_ns
+        self._notable_ns = worked_ns + self._notable_turn_ns
+        return took_us if took_us > _LONG_TURN_US else 0

@@ -1,0 +1,58 @@
+"""For how long a turn takes up messages, by processor time that the test sets."""
+
+from __future__ import annotations
+
+from malamute_py.server.pacing import Pacing
+
+TURN_NS = 2_500_000
+MOST_NS = TURN_NS // 2
+
+
+class Processor:
+    """The time that a thread used, and the pacing of its turns."""
+
+    def __init__(self) -> None:
+        self.used_ns = 0
+        self.pacing = Pacing(TURN_NS // 1_000, lambda: self.used_ns)
+
+    def turn(self, used_ns: int, *, taking_ns: int = 0, caused_ns: int | None = None) -> int:
+        self.used_ns += used_ns
+        return self.pacing.end(taking_ns, caused_ns)
+
+
+def test_work_that_messages_cause_halves_the_time_for_which_they_are_taken_up() -> None:
+    processor = Processor()
+    assert processor.pacing.take_ns == MOST_NS
+    processor.turn(MOST_NS + 1)
+    assert processor.pacing.take_ns == MOST_NS // 2
+    for _ in range(20):
+        processor.turn(TURN_NS)
+    assert processor.pacing.take_ns == MOST_NS // 16
+    for _ in range(40):
+        processor.turn(MOST_NS)
+    assert processor.pacing.take_ns == MOST_NS
+
+
+def test_the_time_of_taking_up_itself_does_not_count() -> None:
+    processor = Processor()
+    processor.turn(5 * TURN_NS, taking_ns=5 * TURN_NS)
+    assert processor.pacing.take_ns == MOST_NS
+
+
+def test_shares_of_messages_that_waited_do_not_count() -> None:
+    """A turn of shares took up one message each, so that six peers waited for six turns."""
+    processor = Processor()
+    for _ in range(20):
+        processor.turn(5 * TURN_NS, caused_ns=MOST_NS)
+    assert processor.pacing.take_ns == MOST_NS
+    processor.turn(5 * TURN_NS, caused_ns=MOST_NS + 1)
+    assert processor.pacing.take_ns == MOST_NS // 2
+
+
+def test_a_turn_of_a_tenth_of_a_second_is_told_and_the_longest_is_remembered() -> None:
+    processor = Processor()
+    assert processor.turn(10**12) == 0, "the first one has what the thread used before it"
+    assert processor.turn(100_000_000) == 0
+    assert processor.turn(100_001_000) == 100_001
+    assert processor.turn(1_000_000) == 0
+    assert processor.pacing.longest_us == 100_001
