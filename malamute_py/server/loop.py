@@ -202,7 +202,7 @@ class Loop:
         inbound.take_ns, inbound.until = pacing.take_ns, began + pacing.take_ns
         self._turn_until = began + pacing.turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
-        commands = inbound.commands
+        commands, behind = inbound.commands, bool(inbound.queued)
         for listener in self._listeners:
             # Its monitor tells which connections came and went, before their messages are taken up.
             if listener.monitor is not None and listener.monitor in ready:
@@ -229,7 +229,8 @@ class Loop:
                 worked_ns = pacing.worked()
                 self.settle(now_ms)
                 caused_ns = pacing.worked() - worked_ns
-                self._await_syncs(now_ms)
+                if behind:
+                    self._await_syncs(now_ms)
             inbound.catch_up(now_ms)
             drained = False
         # After the messages: what was synced while they were taken up is confirmed in this turn.
