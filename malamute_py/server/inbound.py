@@ -33,6 +33,9 @@ from malamute_py.server.sockets import Listener
 _KEEP_FRAME_FROM = 8 << 10
 """Size from which on a content frame is kept as it is. Smaller ones are copied: libzmq cuts small
 messages from a shared 8 KiB read buffer, so that keeping one would keep all of that."""
+_LONG_COMMANDS = 4 << 10
+"""Bytes of a message's commands from which on it is decoded once others are taken up: 500 commands
+take up to a millisecond."""
 _DROPPED_MAX = 8_192
 """Messages of cut connections that are dropped at a time: they take memory until they are."""
 _CUT_OFF_MAX = 65_536
@@ -217,9 +220,9 @@ class Inbound:
                         continue
                 if peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
                     continue
-                if peer.queued is not None or parts > share + 1:
+                if peer.queued is not None or parts > share + 1 or len(frames[0]) > _LONG_COMMANDS:
                     # Commands of an earlier message of the peer wait, and the order stays; or this
-                    # one has many frames, and is decoded once the others of the turn are taken up.
+                    # one has much to decode, for which the others of the turn do not wait.
                     if peer.queued is None:
                         peer.queued, self.queued[peer.number] = deque(), peer
                     peer.queue(Arrived(frames, size, parts))
