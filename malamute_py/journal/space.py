@@ -648,10 +648,6 @@ class Space:
         with self.swapping:
             self._pins = {key: value for key, value in self._pins.items() if key != name}
 
-    def pins(self) -> dict[str, tuple[int, int]]:
-        """Name -> (stream, offset)."""
-        return self._pins.copy()
-
     def _pins_on(self, segment: Segment) -> list[str]:
         """Return the names of the pins that want something of a segment, and so hold it back."""
         held = []

@@ -190,7 +190,7 @@ def test_a_held_segment_breaks_no_pin_and_a_pin_gives_the_hold_no_extra_space(
     ring.pin("replay", 1, 0)
     ring.hold(0)
     assert "held by a checkpoint" in fill_until_full(ring)
-    assert ring._space.pins() == {"replay": (1, 0)}
+    assert ring._space._pins == {"replay": (1, 0)}
     assert len(segments(place)) == 4
 
     # Freed by its hold the ring goes on on the pin's extra space, up to its bound; then the pin

@@ -187,10 +187,10 @@ def test_a_pin_that_comes_while_its_ring_is_being_opened_holds(bench: Bench) -> 
         bench.troubles.may_create.set()
         bench.appended("own")
     ring = bench.rings._rings["own"]
-    assert ring._space.pins() == {"one": (1, 0)}
+    assert ring._space._pins == {"one": (1, 0)}
     bench.rings.pin("own", "one", 1, 1)
     bench.appended("own")
-    assert ring._space.pins() == {"one": (1, 1)}
+    assert ring._space._pins == {"one": (1, 1)}
 
 
 @pytest.mark.moderate
