@@ -3,10 +3,10 @@
 Owns what has arrived and was not done yet. A connection is noted once the guard has been told of
 it; a message whose connection is not noted yet is held, and one whose commands wait for a later
 share of a turn is queued. The rules: a turn takes a bounded burst from each socket without waiting;
-a message of many commands or frames, and each of its peer after it, waits until the others of the
-turn are taken up, and is done in shares; what a cut connection left is dropped before it is looked
-at; a message that cannot be decoded costs its link. Source: ARCHITECTURE.md, "What a peer may
-cost".
+a message of many commands or frames, or of long commands, and each of its peer after it, waits
+until the others of the turn are taken up, and is done in shares; what a cut connection left is
+dropped before it is looked at; a message that cannot be decoded costs its link. Source:
+ARCHITECTURE.md, "What a peer may cost".
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _KEEP_FRAME_FROM = 8 << 10
 """Size from which on a content frame is kept as it is. Smaller ones are copied: libzmq cuts small
 messages from a shared 8 KiB read buffer, so that keeping one would keep all of that."""
 _LONG_COMMANDS = 4 << 10
-"""Bytes of a message's commands from which on it is decoded once others are taken up: 500 commands
-take up to a millisecond."""
+"""Bytes of a message's commands beyond which it is decoded once others are taken up: to decode 500
+commands of 24 bytes takes up to a millisecond."""
 _DROPPED_MAX = 8_192
 """Messages of cut connections that are dropped at a time: they take memory until they are."""
 _CUT_OFF_MAX = 65_536
@@ -302,6 +302,8 @@ class Inbound:
             left = max(0, left - count)
             self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
             self.commands += count
+            if self._meter() >= self.until:
+                break  # To decode the messages of a share may take long, if each has one command.
         return True
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:

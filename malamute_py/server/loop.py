@@ -10,7 +10,6 @@ docs/design.md (Speed; The core and its shell).
 from __future__ import annotations
 
 import contextlib
-import select
 import sys
 import traceback
 from collections import Counter, defaultdict
@@ -133,8 +132,6 @@ class Loop:
         self._pending_bytes_max = config.links.pending_bytes_max
         self._poller = zmq.Poller()
         self._poller.register(results.fd, zmq.POLLIN)
-        self._results_poll = select.poll()
-        self._results_poll.register(results.fd, select.POLLIN)
         for listener in listeners:
             self._poller.register(listener.socket, zmq.POLLIN)
             if listener.monitor is not None:
@@ -159,6 +156,8 @@ class Loop:
         """The next turn begins at once, as work is left."""
         self._finishing = False
         """The broker ends in order: the core does all that is left."""
+        self._awaits_syncs = True
+        """Whether a sync is worth a wait: False after one in vain, until a sync ends."""
         self._told_of_loss = False
         """True: in the middle of a Ready the core was told that a link is lost."""
 
@@ -180,19 +179,17 @@ class Loop:
     def turn(self) -> None:
         """Wait for something to happen and do all that follows from it, once.
 
-        In this order: messages are taken up; what came in small ones is settled and confirmed, and
-        a share of the others done; results of threads are given to the core, connections looked at,
-        and the core's Ready is done (settle()); then what no peer waits for.
+        In this order: messages are taken up; what came in small ones is settled, and a share of the
+        others done; results of threads are given to the core, connections looked at, and the core's
+        Ready is done (settle()); then what no peer waits for.
         """
         timeout = 0 if self._busy else self._timeout(self._clock())
         ready = dict(self._poller.poll(timeout))
         # The watchdog sees the number of the turn: no message is taken up until it ends.
         self._turns += 1
-        watchdog = self._watchdog
-        watchdog.turn = self._turns
+        self._watchdog.turn = self._turns
         now_ms = self._clock()
-        # A clock that was set forward, a machine that slept and a stopped process look alike: no
-        # peer was heard meanwhile.
+        # A clock was set forward, the machine slept, or the process was stopped: no peer was heard.
         skipped_ms = now_ms - self._now_ms - timeout
         self._now_ms = now_ms
         if skipped_ms > _SKIPPED_MS:
@@ -222,25 +219,29 @@ class Loop:
                 if not inbound.drain(listener, now_ms):
                     drained = False
                     local_drained = local_drained and not listener.is_local
-        taking_ns, caused_ns = self._meter() - began, None
+        # Processor time at which the work begins and ends that messages cause; None: with the turn.
+        work_began = work_ended = 0 if inbound.queued else None
+        read = drained  # all that had come is taken up and given to the core
         if inbound.queued:
-            caused_ns = 0
             if inbound.commands != commands:
-                worked_ns = pacing.worked()
+                work_began = pacing.worked()
                 self.settle(now_ms)
-                caused_ns = pacing.worked() - worked_ns
-                if behind:
-                    self._await_syncs(now_ms)
+                work_ended = pacing.worked()
+                if behind and self._awaits_syncs:
+                    self._await_syncs()
             inbound.catch_up(now_ms)
-            drained = False
+            read = drained and not inbound.queued
+            drained = False  # Others may have come meanwhile.
+        elif inbound.commands > commands + 1:  # A lone message is not worth the question.
+            work_began = pacing.worked()
         # After the messages: what was synced while they were taken up is confirmed in this turn.
         if self._results.fd in ready or self._results.waiting:
             self._take_results(now_ms)
         self._busy = not drained or bool(inbound.queued)
         # Under a load that never ends, each peer still had its turn within a second, so that a
         # message that is partial then is truly partial.
-        if drained or now_ms - self._drained_ms > 1000:
-            self._after_drain(now_ms, drained, local_drained)
+        if read or now_ms - self._drained_ms > 1000:
+            self._after_drain(now_ms, read, drained, local_drained)
         elif self._guard_is_due(now_ms):
             # What a connection sent that ended by itself is still taken up before its loss is told.
             inbound.ended += self._watch(now_ms, drained=False, local_drained=local_drained)
@@ -263,12 +264,12 @@ class Loop:
                 self._collector.look()
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
-        long_us = pacing.end(taking_ns, caused_ns)
+        long_us = pacing.end(work_began, work_ended)
         if long_us:
             self._counters["long_turns_total"] += 1
             self._event("long_turn", "warning", {"ms": long_us // 1_000}, now_ms)
-        watchdog.turn = 0
-        if watchdog.holds:
+        self._watchdog.turn = 0
+        if self._watchdog.holds:
             self._release(now_ms)
 
     def _release(self, now_ms: int) -> None:
@@ -281,18 +282,23 @@ class Loop:
             facts = {"doing": "holding floods back", "error": error}
             self._event("internal_error", "error", facts, now_ms)
 
-    def _await_syncs(self, now_ms: int) -> None:
-        """Wait a little for the syncs that peers wait for, and send what they confirm.
+    def _await_syncs(self) -> None:
+        """Wait a little for syncs that are under way, and send the confirms that they allow.
 
-        Called before shares of large messages are done, with what came in small ones appended: the
-        loop is idle meanwhile, so that the threads of a sync get a processor at once where the
-        shares would keep it busy.
+        Called before shares of large messages are done, which would keep a processor busy: the
+        thread that syncs gets one at once while the loop is idle.
         """
-        until = self._meter() + _SYNC_MS * 1_000_000
-        while self._rings.syncs_due and self._meter() < until:
-            if self._results_poll.poll(_SYNC_MS):
-                self._take_results(now_ms)
-                self.settle(now_ms)
+        began = now = self._meter()
+        until = began + _SYNC_MS * 1_000_000
+        while self._rings.syncs_due > 0 and now < until:
+            if self._results.wait((until - now) / 1_000_000):
+                self._take_results(self._now_ms)
+                self.settle(self._now_ms)
+            now = self._meter()
+        self._awaits_syncs = self._rings.syncs_due == 0
+        # The wait takes no time from the shares, nor from what follows them.
+        self._inbound.until += now - began
+        self._turn_until += now - began
 
     def _timeout(self, now_ms: int) -> int:
         """Return how many milliseconds the loop may sleep at most."""
@@ -306,11 +312,12 @@ class Loop:
         # A clock before 1970, for example, would ask for more than poll() can count.
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
-    def _after_drain(self, now_ms: int, drained: bool, local_drained: bool) -> None:
+    def _after_drain(self, now_ms: int, read: bool, drained: bool, local_drained: bool) -> None:
         """Tell the core of connections that ended, and have the guard look at others if it is due.
 
         After all messages were taken up, so that the core has the last ones of a link before its
-        loss. drained: False: they were not; under a load that never ends it is done once a second.
+        loss. read: False: they were not; under a load that never ends it is done once a second.
+        drained, local_drained: as for _watch().
         """
         self._drained_ms = now_ms
         if drained:
@@ -321,7 +328,7 @@ class Loop:
         if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
             return  # The first test spares most turns the call.
         ended = self._watch(now_ms, drained, local_drained)
-        if drained and ended:
+        if read and ended:
             # What they sent last may have come since the sockets were read: the next turn reads it.
             self._inbound.ended += ended
             self._busy = True
@@ -414,6 +421,7 @@ class Loop:
             if kind is Synced:
                 core.synced(result.ring, result.lsn, now_ms)
                 self._rings.sync_ended(result.ring, result.lsn)
+                self._awaits_syncs = True
                 if self._checkpoints is not None and result.ring == MAIN:
                     self._checkpoints.synced(result.lsn)
             elif kind is HistoryRead or kind is ReadFailed:

@@ -35,22 +35,21 @@ class Pacing:
         the first turn is neither."""
         self._notable_turn_ns = 0
 
-    def end(self, taking_ns: int, caused_ns: int | None) -> int:
+    def end(self, began_ns: int | None, ended_ns: int | None) -> int:
         """Note that a turn ends, and set the time for which the next one takes up messages.
 
         The work that messages cause (fan-out, hand-outs, appends) is known only when it is done,
         and until then no other messages are taken up: so a turn with much of it has the next one
         take up fewer. The time that taking up itself took does not count: a message of 1,000 frames
-        would have the others wait, one of each turn.
+        would have the others wait, one of each turn. Shares of commands that waited do not count,
+        also those of this turn's messages, nor what is done after them.
 
-        taking_ns: how long the turn took up messages. caused_ns: the processor time that was spent
-        on what they caused, where the turn then did shares of the commands that waited, which are
-        no message's of this turn; None: all that is left of the turn. Returns the turn's
-        microseconds where it is to be logged, else 0.
+        began_ns, ended_ns: processor time at which that work began and ended; None: as the turn
+        began or ended. Returns the turn's microseconds where it is to be logged, else 0.
         """
         worked_ns, took_us = self.worked(), 0
-        if caused_ns is None:
-            caused_ns = worked_ns - self._ended_ns - taking_ns
+        began_ns = self._ended_ns if began_ns is None else began_ns
+        caused_ns = (worked_ns if ended_ns is None else ended_ns) - began_ns
         # The work took more than its part of a turn: half the time next; else an eighth more.
         if caused_ns > self.turn_ns - self.take_most_ns:
             self.take_ns = max(self.take_ns // 2, self.take_most_ns // _TAKE_LEAST)

@@ -8,6 +8,7 @@ docs/design.md (The core and its shell); eventfd(2).
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections import deque
 from typing import Any, NamedTuple
@@ -30,6 +31,12 @@ class ResultQueue:
         self._results: deque[Any] = deque()
         self._lock = threading.RLock()  # A signal handler may interrupt a wake.
         self._closed = False
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
+
+    def wait(self, ms: float) -> bool:
+        """Wait for results, so many milliseconds at most; False: none came. The loop only."""
+        return bool(self._poll.poll(ms))
 
     def put(self, result: Any) -> None:
         """Leave a result for the loop, and wake it; from any thread."""

@@ -15,9 +15,12 @@ class Processor:
         self.used_ns = 0
         self.pacing = Pacing(TURN_NS // 1_000, lambda: self.used_ns)
 
-    def turn(self, used_ns: int, *, taking_ns: int = 0, caused_ns: int | None = None) -> int:
+    def turn(self, used_ns: int, *, taking_ns: int = 0, shares_ns: int | None = None) -> int:
+        began_ns = self.used_ns + taking_ns
         self.used_ns += used_ns
-        return self.pacing.end(taking_ns, caused_ns)
+        if shares_ns is None:
+            return self.pacing.end(began_ns if taking_ns else None, None)
+        return self.pacing.end(began_ns, self.used_ns - shares_ns)
 
 
 def test_work_that_messages_cause_halves_the_time_for_which_they_are_taken_up() -> None:
@@ -43,9 +46,9 @@ def test_shares_of_messages_that_waited_do_not_count() -> None:
     """A turn of shares took up one message each, so that six peers waited for six turns."""
     processor = Processor()
     for _ in range(20):
-        processor.turn(5 * TURN_NS, caused_ns=MOST_NS)
+        processor.turn(5 * TURN_NS, taking_ns=TURN_NS, shares_ns=4 * TURN_NS - MOST_NS)
     assert processor.pacing.take_ns == MOST_NS
-    processor.turn(5 * TURN_NS, caused_ns=MOST_NS + 1)
+    processor.turn(5 * TURN_NS, taking_ns=TURN_NS, shares_ns=4 * TURN_NS - MOST_NS - 1)
     assert processor.pacing.take_ns == MOST_NS // 2
 
 

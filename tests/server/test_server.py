@@ -450,7 +450,7 @@ def test_a_full_disk_refuses_publishes_by_name_and_loses_nothing(tmp_path: Path)
 def test_a_failed_sync_is_never_confirmed_and_seals_the_ring_aloud(tmp_path: Path) -> None:
     troubles = Troubles()
     storage = TroubledStorage(tmp_path, troubles)
-    with serving(config(tmp_path), storage=storage) as (_, at, log), RawPeer(at) as peer:
+    with serving(config(tmp_path), storage=storage) as (server, at, log), RawPeer(at) as peer:
         assert isinstance(publish(peer, 1, encode([b"before"])), Confirm)
         troubles.failing_sync = True
         first = publish(peer, 2, encode([b"lost"]))
@@ -461,6 +461,7 @@ def test_a_failed_sync_is_never_confirmed_and_seals_the_ring_aloud(tmp_path: Pat
         assert isinstance(second, Refused), "a sync is not tried again"
         assert second.code == "journal_failed"
         assert ("critical", "ring_failed") in [line[:2] for line in log.lines]
+        assert server._rings.syncs_due == 0, "no turn waits for it"
     with serving(config(tmp_path)) as (_, at, log), RawPeer(at) as peer:
         answer = publish(peer, 1, encode([b"again"]))
         assert isinstance(answer, Confirm), "a restart goes on"

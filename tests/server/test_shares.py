@@ -96,38 +96,117 @@ def test_what_came_in_small_messages_is_settled_before_shares_of_large_ones() ->
     noting.close()
 
 
+class Syncing(Noting):
+    """A loop whose every settling of what peer 2 sent begins a sync, and what it does in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[object] = []
+        self.answers = True
+        """Whether a sync ends while the loop's time stands; else it does not end, and time goes."""
+        core, loop = self.running.core, self.running.loop
+        self._settle = loop.settle
+        loop.settle = self._settled  # type: ignore[method-assign]
+        core.synced = lambda *_: self.done.append("synced")  # type: ignore[method-assign]
+
+    def _receive(self, link: int, *rest: Any) -> None:
+        self.done.append(link)
+        super()._receive(link, *rest)
+
+    def _settled(self, now_ms: int) -> None:
+        self._settle(now_ms)
+        self.done.append("settled")
+        if self.done[-2:-1] == [2]:
+            self.running.rings.syncs_due += 1
+            if self.answers:
+                threading.Timer(0.05, self.running.results.put, [Synced("main", 9)]).start()
+            else:
+                self.running.step_ns = 10_000_000
+
+    def rounds(self, peer: Zmtp, count: int) -> list[list[object]]:
+        """Send a message in each of so many turns; return what each turn did after it took it up."""
+        found = []
+        for _ in range(count):
+            self.done.clear()
+            peer.send(*encode_message([Ping(7)]))
+            self.running.await_libzmq()
+            self.turns_until(lambda: 2 in self.done)
+            found.append(self.done[self.done.index(2) + 1 :])
+        return found
+
+
 @pytest.mark.moderate
-@pytest.mark.parametrize("quick", [True, False])
-def test_a_turn_waits_a_little_for_what_came_in_small_messages_to_be_synced(quick: bool) -> None:
+def test_a_turn_waits_for_the_sync_of_what_came_in_small_messages_before_it_does_shares() -> None:
     """The sync got no processor beside shares of large ones, and its confirm waited for them."""
+    noting = Syncing()
+    with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
+        greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.turns_until(lambda: noting.calls)
+        for did in noting.rounds(other, 3):
+            assert did[:4] == ["settled", "synced", "settled", 1]
+        assert noting.running.rings.syncs_due == 0
+    noting.close()
+
+
+@pytest.mark.moderate
+def test_a_turn_does_not_wait_where_no_commands_waited_before_it() -> None:
+    """Clients that publish by 256 tasks had a ninth less beside a client that does by one."""
+    noting = Syncing()
+    with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
+        greedy.send(*encode_message([Ping(1)]))
+        noting.turns_until(lambda: noting.calls)
+        other.send(*encode_message([Ping(7)]))
+        greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.running.await_libzmq()
+        noting.turns_until(lambda: "synced" in noting.done)
+        at = noting.done.index(2)
+        assert noting.done[at + 1 : at + 3] == ["settled", 1]
+    noting.close()
+
+
+@pytest.mark.moderate
+def test_a_turn_that_waited_in_vain_is_the_last_to_wait_until_a_sync_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wait of 2 ms in each turn would be most of the time, with a disk that takes 30."""
+    noting = Syncing()
+    noting.answers = False
+    waits: list[float] = []
+    monkeypatch.setattr(noting.running.results, "wait", waits.append)
+    with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
+        greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.turns_until(lambda: noting.calls)
+        for did in noting.rounds(other, 3):
+            assert did[:2] == ["settled", 1]
+        assert waits == [2]
+        noting.running.results.put(Synced("main", 9))
+        noting.turns_until(lambda: "synced" in noting.done)
+        noting.running.step_ns = 0
+        noting.rounds(other, 1)
+        assert waits == [2, 2]
+    noting.close()
+
+
+@pytest.mark.moderate
+def test_shares_make_no_turn_take_up_fewer_messages() -> None:
+    """A turn took up a message or two beside them, so that six peers waited for each other."""
     noting = Noting()
-    running, done = noting.running, list[object]()
-    receive, settle = noting._receive, running.loop.settle
-    running.core.synced = lambda ring, lsn, now_ms: done.append(ring)  # type: ignore[method-assign]
+    running, receive = noting.running, noting._receive
 
-    def received(link: int, identity: str, commands: list[Command], *rest: Any) -> None:
-        done.append(link)
-        receive(link, identity, commands, *rest)
-
-    def settled(now_ms: int) -> None:
-        settle(now_ms)
-        if done[-1:] == [2]:
-            done.append("sync")
-            running.rings.syncs_due = 1
-            threading.Timer(0.05, running.results.put, [Synced("main", 9)]).start()
-            running.step_ns = 0 if quick else 10_000_000  # the loop's time stands, or is over
+    def received(link: int, *rest: Any) -> None:
+        if link == 1:
+            running.spend(10_000_000)
+        receive(link, *rest)
 
     running.core.receive = received  # type: ignore[assignment, method-assign]
-    running.loop.settle = settled  # type: ignore[method-assign]
     with Zmtp(running.endpoint) as greedy, Zmtp(running.endpoint) as other:
         greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
         noting.turns_until(lambda: noting.calls)
-        other.send(*encode_message([Ping(7)]))
-        running.await_libzmq()
-        noting.turns_until(lambda: "main" in done)
-        at = done.index(2)
-        assert done[at : at + 3] == [2, "sync", "main" if quick else 1]
-        assert running.rings.syncs_due == 0
+        other.socket.sendall(frame(encode_message([Ping(7)])[0]) * 5)
+        noting.turns_until(lambda: noting.counts[1] == 4_000)
+        pacing = running.loop._pacing
+        assert pacing.take_ns == pacing.take_most_ns
+        assert noting.counts[2] == 5
     noting.close()
 
 

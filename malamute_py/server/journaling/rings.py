@@ -70,7 +70,7 @@ _KEEP_SEGMENTS = 16
 """Segments, at least, of a ring that keeps the last record of each subject."""
 _RETRY_MS = 1000
 _OPENING_RETRY_MS = 100
-"""Time after which an append to a ring that is being opened may be tried: it takes so long."""
+"""Time after which a refused append to a ring that is being opened may be tried again."""
 _MERGE_BYTES = 4 << 20
 """Bytes of bundles that are written together; one write of 4 MiB takes about a millisecond."""
 _MERGE_BATCHES = 500

@@ -32,7 +32,7 @@ from malamute_py.config import JournalSection, from_table
 from malamute_py.journal import DiskFull, Ring
 from malamute_py.journal.directory import RINGS, Journal
 from malamute_py.journal.mapping import FilePart
-from malamute_py.server.journaling.journal_threads import RingEvent
+from malamute_py.server.journaling.journal_threads import RingEvent, Synced
 from malamute_py.server.journaling.rings import Rings, ring_settings
 from malamute_py.server.result_queue import Died, ResultQueue
 from tests.server.storages import TroubledStorage, Troubles
@@ -176,6 +176,28 @@ def test_a_question_amid_which_a_ring_gets_open_may_come_again(bench: Bench) -> 
     answer = bench.rings._read(IndexQuery("own", 1, 1, "oldest_segments", {}))
     assert isinstance(answer, IndexAnswer)
     assert answer.value.code == "wait"
+
+
+def test_a_sync_is_due_until_the_loop_has_what_came_of_it(bench: Bench) -> None:
+    def sync() -> int:
+        """Return how many syncs are due at once after one was asked for, and await them."""
+        bench.rings.sync(lambda ring: True, 0)
+        due = bench.rings.syncs_due
+        while bench.rings.syncs_due > 0:
+            assert bench.results.wait(WAIT_S * 1_000)
+            for result in bench.results.take():
+                if isinstance(result, Synced):
+                    bench.rings.sync_ended(result.ring, result.lsn)
+        return due
+
+    assert sync() == 0, "nothing was appended"
+    for _ in range(3):
+        bench.appended(MAIN)
+        assert sync() == 1
+    bench.rings._syncer._asked.add(MAIN)  # a sync is to begin, which covers the next append
+    bench.appended(MAIN)
+    assert sync() == 0
+    bench.rings._syncer._asked.clear()
 
 
 def test_a_pin_that_comes_while_its_ring_is_being_opened_holds(bench: Bench) -> None:
