@@ -124,7 +124,7 @@ class Syncing(Noting):
                 self.running.step_ns = 10_000_000
 
     def rounds(self, peer: Zmtp, count: int) -> list[list[object]]:
-        """Send a message in each of so many turns; return what each turn did after it took it up."""
+        """Send a message in each of so many turns; return what each did after it took that up."""
         found = []
         for _ in range(count):
             self.done.clear()
