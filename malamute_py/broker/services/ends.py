@@ -20,7 +20,7 @@ Source: docs/design.md, Queues and the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from malamute_protocol.errors import BrokerRefused
 from malamute_py.broker.context import Shard
@@ -35,6 +35,24 @@ from malamute_py.changelog.records import Change, RequestDone, Run
 
 Released: TypeAlias = list[tuple[Lease, int]]
 """Rows of leases that were taken from their holders and may have to be given back."""
+_NOTICES_MAX: Final = 4_096
+"""Requests of one notice. Without a bound, 72,000 requests of one requester that ended at once had
+more than a batch may have, which ended the broker, and each one that started again."""
+
+
+def _portions(runs: Iterable[Run]) -> list[list[Run]]:
+    """Return runs of requests as lists of at most _NOTICES_MAX requests each, in order."""
+    portions: list[list[Run]] = []
+    room = 0
+    for key, first, count in runs:
+        while count:
+            if not room:
+                portions.append([])
+                room = _NOTICES_MAX
+            some = min(count, room)
+            portions[-1].append((key, first, some))
+            first, count, room = first + some, count - some, room - some
+    return portions
 
 
 class Ends:
@@ -147,12 +165,12 @@ class Ends:
                 runs += [(change.key, first, count) for first, count in runs_of(rows)]
         parts: list[Part] = []
         for (reply_to, asked_by), runs in by_requester.items():
-            count = sum(length for _, _, length in runs)
-            part = self._puts.notice(reply_to, asked_by=asked_by, about=runs, why=why)
-            if part is None:
-                self.report_undeliverable(reply_to, count)
-            else:
-                parts.append(part)
+            for about in _portions(runs):
+                part = self._puts.notice(reply_to, asked_by=asked_by, about=about, why=why)
+                if part is None:
+                    self.report_undeliverable(reply_to, sum(count for _, _, count in about))
+                else:
+                    parts.append(part)
         return parts
 
     def report_undeliverable(self, reply_to: str, count: int) -> None:

@@ -26,6 +26,25 @@ def test_a_waiting_request_expires_at_its_deadline_and_its_requester_is_told() -
     assert world.work(2) == []
 
 
+@pytest.mark.moderate
+def test_more_requests_than_a_batch_may_have_expire_at_once_and_each_requester_is_told() -> None:
+    """72,000 of one requester ended the broker at their deadline, and each that started again."""
+    world = pair()
+    for number in range(18):
+        world.request(1, *[b""] * 4_000, key=b"%d" % number, timeout_ms=1_000)
+    world.shell.wait(1_010)
+    assert world.counter("requests_expired") == 72_000
+    notices = {id(letter.mail): letter.mail.about for letter in world.mail(1)}.values()
+    assert max(sum(count for _, _, count in about) for about in notices) == 4_096
+    told = [
+        (key, row)
+        for about in notices
+        for key, first, count in about
+        for row in range(first, first + count)
+    ]
+    assert sorted(told) == sorted((b"%d" % key, row) for key in range(18) for row in range(4_000))
+
+
 def test_a_request_in_hand_expires_too_and_a_late_reply_is_not_held() -> None:
     world = pair()
     world.offer(2)
