@@ -1,4 +1,4 @@
-"""Pages of streams, mailboxes, services, cursors, groups and keys: over several turns, and bounded.
+"""Pages of streams, mailboxes, services, cursors, groups, keys and requests: over several turns.
 
 With a meter, which counts how often it was asked, a turn looks at about as many names as its share.
 """
@@ -234,7 +234,7 @@ def test_a_page_has_no_more_bytes_than_a_command_may(kind: str) -> None:
     assert len(found) == 20
 
 
-# --- keys, whose names are no objects ---------------------------------------------------
+# --- keys and requests, by the time that a turn has for them ----------------------------
 
 
 class Keys(Sliced):
@@ -282,8 +282,25 @@ class Keys(Sliced):
         return found.queries
 
 
+class Requests(Keys):
+    """Thirty requests of one service, in batches of several."""
+
+    def make(self) -> None:
+        for number in range(0, self.COUNT, 6):
+            content = encode([b"x"] * 6, subject="x")
+            self.send(ALL, wire.Request("s", number + 1), frames=[content])
+
+    def ask(self, request: int, limit: int = 1_000) -> wire.Command:
+        return wire.PeekRequests(request, "s", -1, limit)
+
+    def numbers(self, value: Any) -> list[int]:
+        assert list(value) == ["requests", "more"]
+        return [entry["number"] for entry in value["requests"]]
+
+
 SHARE = 5
-LISTS = {"keys": Keys}
+"""Names that a turn has the time for, about."""
+LISTS = {"keys": Keys, "requests": Requests}
 
 
 @pytest.fixture(params=LISTS)
