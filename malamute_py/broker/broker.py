@@ -204,7 +204,7 @@ class Broker:
         )  # fmt: skip
         self._key_commands = KeyCommands(
             shard, self._links, self._catalogue, self._publishing, answers, self._groups.timers,
-            conditions.look_if_ready,
+            pages, conditions.look_if_ready,
         )  # fmt: skip
         self._reception = Reception(
             shard, self._links, self._catalogue, self._publishing, self._mail, self._intake,

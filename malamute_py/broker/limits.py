@@ -176,7 +176,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     and matching is not cut into slices."""
     matching_share: int = 1_000_000
     """Share of one turn of the loop that matching may take, by the meter; and each kind of serving
-    (readers, groups, mailboxes, services) as much."""
+    (readers, groups, mailboxes, services, lists) as much."""
 
     # --- links: beyond links_max a HELLO is refused `limit`
     links_max: int = 12_000

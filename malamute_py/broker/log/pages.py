@@ -1,11 +1,12 @@
 """Pages: answers that list what a caller may be told of, within bounds.
 
-Owns the bounds of every page (Entries), and the pages of streams, mailboxes, services, cursors and
-groups, which several turns put together; each part says which names there are and what it tells of
-each. The rules: a page is bounded in entries and bytes, and is empty only where no entry follows; a
-turn looks at a bounded number of names, since a caller may see few of many; links have their turns;
-`more` says that the caller may see a further entry, and nothing of others. Source: SPEC.md, section
-4.7, Pages.
+Owns the bounds of every page (Entries), and the pages of streams, mailboxes, services, cursors,
+groups, keys and requests, which several turns put together; each part says which names there are
+and what it tells of each. The rules: a page is bounded in entries and bytes, and is empty only
+where no entry follows (one of keys also looks at a bounded number of them); a turn looks at names
+while its share lasts, and at a bounded number, since a caller may see few of many; links have their
+turns, and the pages of one link are answered in the order asked; `more` says that the caller may
+see a further entry, and nothing of others. Source: SPEC.md, section 4.7, Pages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.structures.fair_queue import FairQueue
 
 PIECE_NAMES: Final = 2_000
-"""Names that one turn looks at."""
+"""Names that one turn looks at, at most."""
 PAGE_BYTES: Final = 512 << 10
 """Bytes of a page's entries, unless the first one has more: a command frame has a bound."""
 
@@ -70,8 +71,11 @@ class Page(msgspec.Struct, eq=False):
     after: Any
     """The last name that was looked at."""
     names_after: Callable[[Any], Iterable[Any]]
-    facts: Callable[[Any], dict[str, Any] | None]
-    entries: Entries[dict[str, Any]]
+    facts: Callable[[Any], Any]
+    """Returns the entry of a name; None: it is left out."""
+    entries: Entries[Any]
+    left: int | None = None
+    """Names that the page may still look at, of one whose answer has `after`; None: all."""
 
 
 class Pages:
@@ -96,14 +100,21 @@ class Pages:
         returns the entry of a name; None: the caller may not be told, or nothing has the name.
         Raises BrokerRefused `wait`: the link has too many unanswered questions.
         """
-        self._links.count_query(link)
         entries: Entries[dict[str, Any]] = Entries(command.limit, self._shard.settings.page_max)
-        self.queue.add(link, Page(link, command, listed, after, names_after, facts, entries))
+        self.add(Page(link, command, listed, after, names_after, facts, entries))
+
+    def add(self, page: Page) -> None:
+        """Have a command answered with a page that the caller has made.
+
+        Raises BrokerRefused `wait`: the link has too many unanswered questions.
+        """
+        self._links.count_query(page.link)
+        self.queue.add(page.link, page)
 
     def work(self) -> None:
         """Go on with one page, if there is any; an error in it ends the link that asked."""
         if self.queue:
-            page = self.queue.take()
+            page = self.queue.turn()
             kind = type(page.command)
             self._links.contained(
                 page.link, kind.__name__.upper(), self._go_on, NUMBERS[kind],
@@ -111,23 +122,44 @@ class Pages:
             )(page)  # fmt: skip
 
     def _go_on(self, page: Page) -> None:
-        """Look at PIECE_NAMES names for a page, and answer if it is whole or has no asker left."""
+        """Look at names for a page; it waits no longer if it is answered, or an error ended it."""
+        goes_on = False
+        try:
+            goes_on = self._look(page)
+        finally:
+            if not goes_on:
+                self.queue.discard(page.link, page)
+                page.link.queries -= 1
+
+    def _look(self, page: Page) -> bool:
+        """Look at names while the share of the turn lasts; returns whether the page goes on.
+
+        It is answered if it is whole or has no asker left.
+        """
         link = page.link
-        link.queries -= 1
         try:  # Results of other questions may have come to wait since the page was begun.
             self._links.check_results(link)
         except BrokerRefused as error:
             self._answers.refuse_with(link, page.command, error)
-            return
+            return False
+        lasts = self._shard.share()
         more = False
         for looked, name in enumerate(page.names_after(page.after) if link.open else ()):
-            if looked == PIECE_NAMES:
-                link.queries += 1
-                self.queue.add(link, page)
-                return
-            page.after = name
-            entry = page.facts(name)
-            if entry is not None and not page.entries.add(entry):
-                more = True
+            # One name is looked at however short the share is, so that each turn gets further.
+            if looked == PIECE_NAMES or (looked and not lasts()):
+                return True
+            more = page.left == 0
+            if not more:
+                entry = page.facts(name)
+                more = entry is not None and not page.entries.add(entry)
+            if more:
                 break
-        self._answers.result(link, page.command, {page.listed: page.entries.found, "more": more})
+            page.after = name
+            if page.left is not None:
+                page.left -= 1
+        value: dict[str, Any] = {page.listed: page.entries.found}
+        if page.left is not None:
+            value["after"] = page.after
+        value["more"] = more
+        self._answers.result(link, page.command, value)
+        return False

@@ -62,7 +62,7 @@ class Services:
         self._admin = ServiceAdmin(
             shard, steps, bodies, puts, registry, ends, returns, answers, pages
         )
-        self._peeking = Peeking(shard, registry, answers)
+        self._peeking = Peeking(shard, registry, pages)
         recovery = Recovery(shard, registry, ends, returns, deadlines)
         self.queues: Final = registry.queues
         """While all of these are empty, services have nothing to do at once."""

@@ -27,14 +27,14 @@ from malamute_py.broker.links.link import Link
 from malamute_py.broker.links.links import Links
 from malamute_py.broker.log.answers import Answers
 from malamute_py.broker.log.newest import Keys
-from malamute_py.broker.log.pages import Entries
+from malamute_py.broker.log.pages import Entries, Page, Pages
 from malamute_py.broker.log.stream import Stream
 from malamute_py.broker.ready import IndexFailure
 from malamute_py.broker.streams.catalogue import Catalogue
 from malamute_py.broker.streams.conditions import check_ready
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.broker.structures.timers import Timers
-from malamute_py.matcher import asks_subjects_only, compile_pattern
+from malamute_py.matcher import CompiledPattern, asks_subjects_only, compile_pattern
 
 LOOKED_AT = 2_000
 """Keys that one page looks at."""
@@ -55,11 +55,12 @@ class KeyCommands:
 
     def __init__(
         self, shard: Shard, links: Links, catalogue: Catalogue, publishing: Publishing,
-        answers: Answers, timers: Timers, look_if_ready: Callable[[Stream], None],
+        answers: Answers, timers: Timers, pages: Pages, look_if_ready: Callable[[Stream], None],
     ) -> None:  # fmt: skip
         """look_if_ready: of Conditions, called with a stream of which a start has read all keys."""
         self._shard = shard
         self._timers = timers
+        self._pages = pages
         self._look_if_ready = look_if_ready
         self._unread: set[Stream] = set()
         """Streams whose keys a start could not read yet, as an event has told."""
@@ -245,11 +246,12 @@ class KeyCommands:
     # --- many names ---------------------------------------------------------------------
 
     def list_keys(self, link: Link, command: ListKeys) -> None:
-        """Answer a LIST_KEYS with a page of keys and their revisions.
+        """Have a LIST_KEYS answered with a page of keys and their revisions, in later turns.
 
         The page may end early, or be empty, since a bounded number of keys is looked at: `after` is
         the last one, and `more` says that the caller may go on from there. Raises BrokerRefused:
-        the link may not read the stream, it has no keys, or the pattern asks for more than keys.
+        the link may not read the stream, it has no keys, the pattern asks for more than keys, or
+        too many questions of the link wait (`wait`).
         """
         _, keys = self._stream(link, command, "read", "replay")
         compiled = compile_pattern(command.pattern)
@@ -257,17 +259,12 @@ class KeyCommands:
             raise BrokerRefused("bad_pattern", "keys are found by their subjects only")
         most = self._shard.settings.page_max
         left = LOOKED_AT_SLOWLY if compiled.slow else LOOKED_AT
-        page: Entries[list[Any]] = Entries(command.limit if command.limit > 0 else most, most)
-        after, more = command.after, False
-        for subject in keys.names.after(command.after):
-            offset, deletion = keys.find(subject) or (0, True)  # A deleted key is none.
-            shown = left and not deletion and compiled.matches((subject,), ())
-            if not left or (shown and not page.add([subject, offset])):
-                more = True
-                break
-            left -= 1
-            after = subject
-        self._answers.result(link, command, {"keys": page.found, "after": after, "more": more})
+        entries: Entries[list[Any]] = Entries(command.limit if command.limit > 0 else most, most)
+        page = Page(
+            link, command, "keys", command.after, keys.names.after,
+            partial(_listed, keys, compiled), entries, left,
+        )  # fmt: skip
+        self._pages.add(page)
 
     # --- at a start ---------------------------------------------------------------------
 
@@ -341,6 +338,12 @@ class KeyCommands:
         self._look_if_ready(stream)
         self._unread.discard(stream)
         self._shard.event("keys_read", stream=stream.name, keys=len(keys))
+
+
+def _listed(keys: Keys, pattern: CompiledPattern, subject: str) -> list[Any] | None:
+    """Return what LIST_KEYS tells of a key; None: it does not match, or is deleted."""
+    offset, deletion = keys.find(subject) or (0, True)
+    return None if deletion or not pattern.matches((subject,), ()) else [subject, offset]
 
 
 def _check_room(link: Link) -> None:

@@ -39,6 +39,16 @@ class FairQueue(Generic[K, T]):
             self.waiting[owner] = mine
         return item
 
+    def turn(self) -> T:
+        """Return the first item of the owner whose turn it is, and leave it there.
+
+        There must be one. It is first until discard(), so that items are done in their order.
+        """
+        owner = next(iter(self.waiting))
+        mine = self.waiting.pop(owner)
+        self.waiting[owner] = mine  # The owner has its next turn after all others.
+        return next(iter(mine))
+
     def discard(self, owner: K, item: T) -> None:
         """Let an item wait no longer; nothing happens when it does not."""
         mine = self.waiting.get(owner)

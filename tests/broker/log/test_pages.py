@@ -1,4 +1,7 @@
-"""Pages of streams, mailboxes, services, cursors and groups: over several turns, and bounded."""
+"""Pages of streams, mailboxes, services, cursors, groups, keys and requests: over several turns.
+
+With a meter, which counts how often it was asked, a turn looks at about as many names as its share.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,12 @@ import msgspec
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
 from malamute_protocol.limits import DEFAULT_LIMITS
 from malamute_py.broker.log import pages
+from malamute_py.broker.streams import key_commands
 from tests.broker.shell import Shell
+from tests.broker.sliced import Sliced
 
 ALL, FEW = 1, 2
 """Links of a user who may be told everything, and of one who may be told of names that end in 7."""
@@ -226,3 +232,173 @@ def test_a_page_has_no_more_bytes_than_a_command_may(kind: str) -> None:
         found += map(world.kind.place, value["entries"])
         after, more = found[-1], value["more"]
     assert len(found) == 20
+
+
+# --- keys and requests, by the time that a turn has for them ----------------------------
+
+
+class Keys(Sliced):
+    """Thirty keys of one stream, and two links; a turn has the time to look at a few of them."""
+
+    COUNT = 30
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(SHARE, **settings)
+        self.hello(ALL)
+        self.hello(FEW)
+        self.make()
+
+    def make(self) -> None:
+        keep = {"keep": "last-per-subject", "ring_bytes": 1 << 20}
+        self.send(ALL, wire.CreateStream(1, "s", keep))
+        for number in range(self.COUNT):
+            content = encode([b"v"], subject=f"k{number:02}")
+            self.send(ALL, wire.Publish("s", 100 + number), frames=[content])
+
+    def ask(self, request: int, limit: int = 1_000) -> wire.Command:
+        return wire.ListKeys(request, "s", ["all"], "", limit)
+
+    def numbers(self, value: Any) -> list[int]:
+        return [int(key[1:]) for key, _ in value["keys"]]
+
+    def receive(self, link: int, *commands: wire.Command) -> None:
+        self.broker.receive(link, "", commands, [], self.now_ms)
+
+    def one_turn(self) -> int:
+        """One turn of the loop; returns how often the meter was asked in it."""
+        before = self.asked()
+        self.turn()
+        return self.asked() - before
+
+    def results(self, link: int) -> dict[int, Any]:
+        """Values of the answers by request, in the order in which they came."""
+        return {
+            result.request: result.value
+            for result in self.peers[link].of(wire.Result) if result.request > 500
+        }  # fmt: skip
+
+    def asked_by(self, link: int) -> int:
+        found = self.broker._links.table[link]
+        return found.queries
+
+
+class Requests(Keys):
+    """Thirty requests of one service, in batches of several."""
+
+    def make(self) -> None:
+        for number in range(0, self.COUNT, 6):
+            content = encode([b"x"] * 6, subject="x")
+            self.send(ALL, wire.Request("s", number + 1), frames=[content])
+
+    def ask(self, request: int, limit: int = 1_000) -> wire.Command:
+        return wire.PeekRequests(request, "s", -1, limit)
+
+    def numbers(self, value: Any) -> list[int]:
+        assert list(value) == ["requests", "more"]
+        return [entry["number"] for entry in value["requests"]]
+
+
+SHARE = 5
+"""Names that a turn has the time for, about."""
+LISTS = {"keys": Keys, "requests": Requests}
+
+
+@pytest.fixture(params=LISTS)
+def kind(request: pytest.FixtureRequest) -> type[Keys]:
+    return LISTS[request.param]
+
+
+def test_a_list_is_looked_at_by_the_time_of_a_turn_and_its_answers_come_in_order(
+    kind: type[Keys],
+) -> None:
+    """A message of 64 LIST_KEYS or PEEK_REQUESTS held the loop for 0.3 s and more."""
+    lists = kind()
+    wanted = range(501, 565)
+    lists.receive(ALL, *map(lists.ask, wanted))
+    assert not lists.results(ALL)
+    assert lists.asked_by(ALL) == len(wanted)
+    turns = 0
+    while lists.asked_by(ALL):
+        assert lists.one_turn() <= 2 * SHARE + 2
+        turns += 1
+    lists.run()
+    assert turns >= len(wanted) * lists.COUNT // (SHARE + 1)
+    assert list(lists.results(ALL)) == list(wanted)
+    for value in lists.results(ALL).values():
+        assert (lists.numbers(value), value["more"]) == (list(range(lists.COUNT)), False)
+
+
+def test_a_link_that_asks_for_many_lists_does_not_hold_up_another(kind: type[Keys]) -> None:
+    lists = kind()
+    lists.receive(FEW, *map(lists.ask, range(501, 565)))
+    lists.receive(ALL, lists.ask(600, 2))
+    for _ in range(4):
+        lists.one_turn()
+    assert (lists.numbers(lists.results(ALL)[600]), lists.results(FEW)) == ([0, 1], {})
+
+
+def test_a_link_has_a_bound_of_lists_that_wait(kind: type[Keys]) -> None:
+    lists = kind(link_queries_max=2)
+    peer = lists.send(ALL, *map(lists.ask, (501, 502, 503)))
+    assert [refused.code for refused in peer.of(wire.Refused)] == ["wait"]
+    assert list(lists.results(ALL)) == [501, 502]
+    assert lists.asked_by(ALL) == 0
+
+
+def test_a_list_of_a_link_that_has_ended_is_dropped(kind: type[Keys]) -> None:
+    lists = kind()
+    link = lists.broker._links.table[FEW]
+    lists.receive(FEW, lists.ask(501), lists.ask(502))
+    lists.one_turn()
+    assert link.queries == 2
+    lists.broker.link_lost(FEW, lists.now_ms)
+    lists.run()
+    assert (link.queries, lists.results(FEW), lists.broker.has_work) == (0, {}, False)
+
+
+def test_an_error_in_a_later_piece_of_a_list_ends_the_link_that_asked(
+    kind: type[Keys], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = kind()
+    lists.planted = True
+    link = lists.broker._links.table[FEW]
+    lists.receive(FEW, lists.ask(501), lists.ask(502))
+    lists.one_turn()
+    with monkeypatch.context() as patch:
+        patch.setattr(pages.Entries, "add", lambda *_: 1 // 0)
+        lists.one_turn()
+    lists.run()
+    refused = lists.peers[FEW].last(wire.Refused)
+    assert (refused.code, refused.reference) == ("internal", 501)
+    assert (lists.peers[FEW].closed, link.queries) == (True, 0)
+    lists.send(ALL, lists.ask(503, 1))
+    assert lists.numbers(lists.results(ALL)[503]) == [0]
+
+
+def test_keys_that_change_while_they_are_listed_are_told_as_they_are_then() -> None:
+    lists = Keys()
+    lists.receive(ALL, lists.ask(501))
+    lists.one_turn()
+    for key in ("k000", "k25x"):  # The first one comes where the page has looked already.
+        content = encode([b"v"], subject=key)
+        lists.broker.receive(ALL, "", [wire.Publish("s", 200)], [content], lists.now_ms)
+    lists.run()
+    names = [key for key, _ in lists.results(ALL)[501]["keys"]]
+    assert "k000" not in names
+    assert names[24:28] == ["k24", "k25", "k25x", "k26"]
+
+
+@pytest.mark.parametrize("limit", [0, 1_000])
+def test_a_page_of_keys_looks_at_a_bounded_number_over_all_its_turns(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(key_commands, "LOOKED_AT", 12)
+    lists = Keys()
+    peer = lists.send(ALL, wire.ListKeys(501, "s", ["topic", "*"], "", limit))
+    value = peer.last(wire.Result).value
+    assert list(value) == ["keys", "after", "more"]
+    assert (lists.numbers(value), value["after"], value["more"]) == (list(range(12)), "k11", True)
+    value = lists.send(ALL, wire.ListKeys(502, "s", ["all"], "k17")).last(wire.Result).value
+    assert (lists.numbers(value), value["after"], value["more"]) == (
+        list(range(18, 30)), "k29", False
+    )  # fmt: skip

@@ -104,3 +104,15 @@ def test_a_service_that_is_not_there_is_refused() -> None:
     world = pair()
     peer = world.shell.send(1, wire.PeekRequests(7, "nothing"))
     assert peer.last(wire.Refused).code == "unknown_service"
+
+
+def test_a_service_that_is_removed_while_its_requests_are_looked_at_has_none() -> None:
+    world = pair()
+    world.request(1, b"a")
+    broker, now_ms = world.shell.broker, world.shell.now_ms
+    broker.receive(1, "", [wire.PeekRequests(7, "s"), wire.PeekRequests(8, "s")], [], now_ms)
+    broker.take_ready()
+    del broker._services._registry.by_name["s"]
+    world.shell.run()
+    values = [result.value for result in world.shell.peers[1].of(wire.Result)[-2:]]
+    assert values[-1] == {"requests": [], "more": False}

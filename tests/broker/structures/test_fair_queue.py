@@ -21,3 +21,13 @@ def test_owners_have_their_turns_however_many_items_each_has() -> None:
     queue.add("b", 12)
     queue.discard("b", 12)
     assert not queue
+
+
+def test_an_item_whose_turn_it_was_is_first_until_it_waits_no_longer() -> None:
+    queue: FairQueue[str, int] = FairQueue()
+    queue.add("a", 0)
+    queue.add("a", 1)
+    queue.add("b", 10)
+    assert [queue.turn() for _ in range(4)] == [0, 10, 0, 10]
+    queue.discard("a", 0)
+    assert [queue.turn() for _ in range(3)] == [1, 10, 1]
