@@ -304,6 +304,41 @@ def mail_ranges(aim: Aim) -> None:
 # --- what links may say -----------------------------------------------------------------
 
 
+@attack(1, keeps=96 * MIB)
+def requests_that_end(aim: Aim) -> None:
+    """72,000 requests with keys of one client, all of which reach their deadline at once."""
+    content = encode([b""] * 4_000)
+    while aim.more():
+        peer = aim.peer()
+        due = time.monotonic() + 1.5
+        for tracker in range(1, 19):
+            left_ms = max(1, int((due - time.monotonic()) * 1_000))
+            key = aim.chance.randbytes(16)
+            peer.say(
+                wire.Request("ends", tracker, reply_to="ends", key=key, timeout_ms=left_ms),
+                frames=[content],
+            )
+            peer.take(wire.Confirm)
+        time.sleep(max(0.0, due + 0.5 - time.monotonic()))
+        peer.close()
+
+
+@attack(20, keeps=192 * MIB, files=40)
+def lists_of_keys(aim: Aim) -> None:
+    """A client that lists the keys of a stream, by a pattern that none has, 64 times a message."""
+    peer = aim.peer()
+    peer.say(wire.CreateStream(1, "listed", {"keep": "last-per-subject"}))
+    for first in range(0, 20_000, 1_000):
+        subjects = [f"key.{first + n}" for n in range(1_000)]
+        content = encode([b"value"] * 1_000, subject=subjects)
+        peer.say(wire.Publish("listed", 0, keyed=True), wire.Ping(first), frames=[content])
+        peer.take(wire.Pong)
+    while aim.more():
+        peer.say(*[wire.ListKeys(n, "listed", ["topic", "#.none"]) for n in range(64)])
+        peer.say(wire.Ping(aim.round))
+        peer.take(wire.Pong)
+
+
 @attack(100)
 def message_ids_at_the_end(aim: Aim) -> None:
     """SUBSCRIBE after message ids at the end of all numbers."""
