@@ -385,14 +385,13 @@ class Broker:
             self._reception.malformed(peer, code, reason)
         self._forget_ended_links()
 
-    def link_lost(self, link: int, now_ms: int) -> None:
-        """Forget a link whose peer the transport has lost."""
+    def link_lost(self, link: int, now_ms: int) -> int:
+        """Forget a link whose peer the transport has lost; returns bytes as Links.lost() does."""
         self._shard.advance(now_ms)
         self._reception.take_acks()  # They were put off, and came before.
-        peer = self._links.get(link)
-        if peer is not None:
-            self._links.close(peer, "lost", "closed", "the transport lost the peer")
+        unread_bytes = self._links.lost(link)
         self._forget_ended_links()
+        return unread_bytes
 
     def blocked(self, link: int) -> None:
         """Note that the transport did not take all for a peer; the shell keeps the rest."""

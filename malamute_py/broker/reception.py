@@ -209,8 +209,8 @@ class Reception:
     def _dispatch(self, link: Link, kind: type[Command], command: Command) -> None:
         """Call the handler of a command that is no step, or refuse the command.
 
-        It is refused when this broker has no handler for it, when too many results wait to be sent
-        on the link, or as the handler says.
+        It is refused when this broker has no handler for it, when the link has too many
+        answers to read, or as the handler says.
         """
         handler = self.handlers.get(kind)
         if handler is None:
@@ -221,7 +221,7 @@ class Reception:
         else:
             try:
                 if kind in ANSWERED:
-                    self._links.check_results(link)
+                    self._answers.check(link)
                 handler(link, command)
             except BrokerRefused as error:
                 self._answers.refuse_with(link, command, error)

@@ -393,7 +393,7 @@ class Loop:
     def _gone(self, peer: Peer, now_ms: int) -> None:
         """Tell the core that a peer's connection is lost; its last messages may still come."""
         self._inbound.note_lost(peer)
-        self._core.link_lost(peer.number, now_ms)
+        self._guard.memory.note_freed(self._core.link_lost(peer.number, now_ms))
 
     def _unreached(self, peer: Peer, now_ms: int) -> bool:
         """Tell the core that libzmq has no such peer any more; False: the core is told later.

@@ -47,7 +47,7 @@ class Core(Protocol):
     def failed(  # noqa: D102
         self, link: int, doing: str, error: Exception, now_ms: int
     ) -> None: ...
-    def link_lost(self, link: int, now_ms: int) -> None: ...  # noqa: D102
+    def link_lost(self, link: int, now_ms: int) -> int: ...  # noqa: D102
     def blocked(self, link: int) -> None: ...  # noqa: D102
     def writable(self, link: int) -> None: ...  # noqa: D102
     def tick(self, now_ms: int) -> None: ...  # noqa: D102

@@ -275,6 +275,20 @@ def large_batches(aim: Aim) -> None:
         peer.discard()
 
 
+@attack(40)
+def unread_answers(aim: Aim) -> None:
+    """20 links that ask for pages of 450 KiB of a mailbox again and again, and read nothing."""
+    writer = aim.peer()
+    writer.say(wire.Send("unread-answers", 1), frames=[encode([b"x" * 450] * 1_000)])
+    writer.take(wire.Confirm)
+    asks = [wire.PeekMail(n, "unread-answers", -1, 1_000, 450) for n in range(1, 61)]
+    peers = [aim.peer() for _ in range(20)]
+    while aim.more():
+        for peer in peers:
+            peer.say(*asks)
+        time.sleep(0.3)
+
+
 # --- passwords --------------------------------------------------------------------------
 
 

@@ -327,7 +327,8 @@ def requests_that_end(aim: Aim) -> None:
 def lists_of_keys(aim: Aim) -> None:
     """A client that lists the keys of a stream, by a pattern that none has, 64 times a message."""
     peer = aim.peer()
-    peer.say(wire.CreateStream(1, "listed", {"keep": "last-per-subject"}))
+    peer.say(wire.CreateStream(1, "listed", {"keep": "last-per-subject", "ring_bytes": 64 * MIB}))
+    assert peer.take(wire.Result) is not None
     for first in range(0, 20_000, 1_000):
         subjects = [f"key.{first + n}" for n in range(1_000)]
         content = encode([b"value"] * 1_000, subject=subjects)

@@ -119,9 +119,10 @@ class EchoCore:
     def failed(self, link: int, doing: str, error: Exception, now_ms: int) -> None:
         self.failures.append((link, doing, error))
 
-    def link_lost(self, link: int, now_ms: int) -> None:
+    def link_lost(self, link: int, now_ms: int) -> int:
         self.calls.append(("lost", link))
         self.ready.closes.append(link)
+        return 0
 
     def blocked(self, link: int) -> None:
         self.calls.append(("blocked", link))

@@ -31,9 +31,12 @@ def test_an_end_that_is_seen_before_the_last_message_is_told_to_the_core_after_i
     loop, [listener] = noting.running.loop, noting.running.listeners
     known: list[int] = []
     """Messages that the core had of the link when it was told of the loss."""
-    monkeypatch.setattr(
-        noting.running.core, "link_lost", lambda link, _: known.append(noting.counts[link])
-    )
+
+    def lost(link: int, _: int) -> int:
+        known.append(noting.counts[link])
+        return 0
+
+    monkeypatch.setattr(noting.running.core, "link_lost", lost)
     assert listener.monitor is not None
     with Zmtp(noting.running.endpoint) as peer:
         peer.send(*encode_message([Ping(1)]))
@@ -64,9 +67,12 @@ def test_a_peer_that_takes_nothing_more_is_told_as_lost_after_what_it_sent_last(
     noting = Noting()
     loop = noting.running.loop
     known: list[int] = []
-    monkeypatch.setattr(
-        noting.running.core, "link_lost", lambda link, _: known.append(noting.counts[link])
-    )
+
+    def lost(link: int, _: int) -> int:
+        known.append(noting.counts[link])
+        return 0
+
+    monkeypatch.setattr(noting.running.core, "link_lost", lost)
     with Zmtp(noting.running.endpoint) as peer:
         peer.send(*encode_message([Ping(1)]))
         noting.turns_until(lambda: noting.counts[1] == 1)

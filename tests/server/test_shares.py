@@ -242,7 +242,12 @@ def test_a_link_that_the_guard_cut_is_lost_before_what_it_sent_is_taken_up() -> 
     noting = Noting()
     loop = noting.running.loop
     lost: list[int] = []
-    noting.running.core.link_lost = lambda link, now_ms: lost.append(link)  # type: ignore[method-assign]
+
+    def note(link: int, now_ms: int) -> int:
+        lost.append(link)
+        return 0
+
+    noting.running.core.link_lost = note  # type: ignore[method-assign]
     with Zmtp(noting.running.endpoint) as peer:
         peer.send(*encode_message([Ping(number) for number in range(4_000)]))
         noting.turns_until(lambda: noting.calls)

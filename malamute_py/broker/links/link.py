@@ -47,6 +47,7 @@ class Link:
         "out",
         "owner",
         "probe",
+        "probe_answers",
         "probe_bytes",
         "publishing",
         "queries",
@@ -64,6 +65,7 @@ class Link:
         "timer",
         "typed",
         "unconfirmed_bytes",
+        "unread_answers",
         "usage",
         "verdicts",
         "window_bytes",
@@ -114,13 +116,17 @@ class Link:
         self.ask_below = 0
         """Room below which the link is asked how far it has read."""
         self.delivered_bytes = 0
-        """Bytes of records that it was given so far."""
+        """Bytes of records and of RESULTs that it was given so far."""
         self.cleared_bytes = 0
         """Delivered bytes that the peer has shown to have read."""
         self.probe = 0
         """Token of the PING that asks how far the peer has read; 0: none is under way."""
         self.probe_bytes = 0
         """Bytes that the link had been given when that PING was sent."""
+        self.unread_answers = 0
+        """Bytes of RESULTs that it was given and has not shown to have read."""
+        self.probe_answers = 0
+        """Bytes of RESULTs, among the unread ones, that left before that PING."""
         self.unconfirmed_bytes = 0
         """Bytes that its client has sent and that are neither confirmed nor refused."""
         self.window_bytes = 0

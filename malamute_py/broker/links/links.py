@@ -62,11 +62,7 @@ BEAT_SLOTS = 32
 10,000 idle clients, each at a time of its own, every PING and PONG had a turn of the loop alone."""
 PROBE_TOKENS = 1 << 32
 """First token of the PINGs that ask how far a peer has read; lower tokens keep alive."""
-
-
 ERRED = "the broker met an error of its own; its log has the cause"
-
-
 RECEIVES: dict[State, Moves] = {state: TRANSITIONS[state][Side.CLIENT] for state in State}
 """State -> commands that a client may send in it, as the protocol's table has it. A link is never
 GREETED after a turn: a HELLO is answered in the turn in which it came."""
@@ -98,6 +94,10 @@ class Links:
         """Links whose outbox may have become non-empty."""
         self.ended: list[Link] = []
         """Links that ended since the last turn and whose receivers must be forgotten."""
+        self.unread_answers = 0
+        """Bytes of RESULTs that open links were given and have not shown to have read."""
+        self._left_unread = 0
+        """Bytes that links which ended without a goodbye had not shown to have read: see lost()."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
         """Return the handlers of commands about links and receivers, for the broker's table."""
@@ -206,7 +206,7 @@ class Links:
         shard.quotas.add(quota_owner, "links")
         self._sessions[hello.session] = link
         link.state = State.OPEN
-        link.room = self._share()
+        link.room = self.share()
         link.window_bytes = settings.window_bytes
         link.ask_below = link.room // 2
         limits = settings.limits
@@ -301,6 +301,16 @@ class Links:
         happened = "bye" if command.code == "closed" else "lost"
         self.close(link, happened, "closed", command.reason[:200])
 
+    def lost(self, number: int) -> int:
+        """End a link whose peer the transport has lost.
+
+        Returns the bytes that it, and links that ended since the last call, may have left unread.
+        """
+        if (link := self.table.get(number)) is not None:
+            self.close(link, "lost", "closed", "the transport lost the peer")
+        left, self._left_unread = self._left_unread, 0
+        return left
+
     def close(self, link: Link, happened: str, code: str, reason: str) -> None:
         """End a link, after a BYE with the code unless the link is lost.
 
@@ -319,6 +329,10 @@ class Links:
             shard.quotas.add(link.quota_owner, "links", -1)
         link.state = State.CLOSED
         link.room = 0
+        if happened != "bye":
+            self._left_unread += link.delivered_bytes - link.cleared_bytes
+        self.unread_answers -= link.unread_answers
+        link.unread_answers = 0
         self.table.pop(link.number, None)
         self._later.pop(link, None)
         if self._sessions.get(link.session) is link:
@@ -389,11 +403,6 @@ class Links:
             reason = "too many unanswered questions on this link"
             raise BrokerRefused("wait", reason)
         link.queries += 1
-
-    def check_results(self, link: Link) -> None:
-        """Raise BrokerRefused `wait` if as many results wait to be sent to a link as may."""
-        if link.results >= self._shard.settings.link_results_max:
-            raise BrokerRefused("wait", "too many results wait to be sent")
 
     def credit(self, link: Link, command: Credit) -> None:
         """Raise the credit of a receiver, for CREDIT, and let it be served; credit never falls."""
@@ -545,7 +554,7 @@ class Links:
 
     # --- room of a link: what transport and peer accept ---------------------------------
 
-    def _share(self) -> int:
+    def share(self) -> int:
         """Return the bytes that a link may have unread: an equal share of the budget, bounded."""
         settings = self._shard.settings
         share = settings.outstanding_bytes // max(1, len(self.table))
@@ -556,10 +565,16 @@ class Links:
 
         Called after deliveries; the answer is a PONG, which makes room: pong().
         """
-        if not link.probe and link.room < link.ask_below:
+        if link.room < link.ask_below:
+            self.ask(link)
+
+    def ask(self, link: Link) -> None:
+        """Ask a link how far it has read, unless such a question is under way."""
+        if not link.probe:
             self._probes += 1
             link.probe = self._probes
             link.probe_bytes = link.delivered_bytes
+            link.probe_answers = link.unread_answers
             self.say(link, Ping(link.probe))
 
     def pong(self, link: Link, pong: Pong) -> None:
@@ -567,6 +582,8 @@ class Links:
         if link.probe and pong.token == link.probe:
             link.probe = 0
             link.cleared_bytes = link.probe_bytes
+            link.unread_answers -= link.probe_answers
+            self.unread_answers -= link.probe_answers
             self._make_room(link)
 
     def _make_room(self, link: Link) -> None:
@@ -579,7 +596,7 @@ class Links:
         if link.blocked or link.state is not State.OPEN:
             link.room = 0
             return
-        share = self._share()
+        share = self.share()
         link.ask_below = share // 2
         link.room = share - (link.delivered_bytes - link.cleared_bytes)
         self.ask_if_little_room(link)

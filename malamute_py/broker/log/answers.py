@@ -3,8 +3,9 @@
 Owns how the answer to a command is made. The rules: a handler raises BrokerRefused, and the broker
 answers with it; a refusal names the command and the number that its sender gave it; a refusal
 `wait` always says when to try again; a RESULT that no peer would take is refused `too_large`
-instead; a change is answered when ring main is visible up to the end of the change, and at once if
-the change is in memory only. Source: SPEC.md, section 4.
+instead; a link that leaves too many RESULTs unread has its questions refused `wait`; a change is
+answered when ring main is visible up to the end of the change, and at once if the change is in
+memory only. Source: SPEC.md, section 4.
 
 An LSN is a position in ring main, which has all changes; what lies before the position up to which
 a ring is visible is durable.
@@ -72,6 +73,25 @@ class Answers:
             doing = type(command).__name__.upper()
             self._links.contained(link, doing, self._say, number, reference)(link, command, value)
 
+    def check(self, link: Link) -> None:
+        """Raise BrokerRefused `wait` if a link has as many answers to read as it may.
+
+        A link alone may leave `share_max_bytes` unread: a client that asks for many pages at once
+        is not refused. Where all links together have left as much as they may, one that has more
+        than its share has to read first.
+        """
+        settings = self._shard.settings
+        if link.results >= settings.link_results_max:
+            raise BrokerRefused("wait", "too many results wait to be sent")
+        unread = link.unread_answers
+        if unread >= settings.share_max_bytes or (
+            self._links.unread_answers >= settings.outstanding_bytes
+            and unread >= self._links.share()
+        ):
+            # Its share may have become less since it was asked last.
+            self._links.ask(link)
+            raise BrokerRefused("wait", f"{unread} bytes of answers are not read on this link")
+
     def _say(self, link: Link, command: Any, value: dict[str, Any]) -> None:
         """Send a RESULT, or a refusal where no peer would take so large a one."""
         size = len(msgspec.msgpack.encode(value))
@@ -81,6 +101,12 @@ class Answers:
             return
         link.results += 1
         self._links.say(link, Result(command.request, value))
+        # It counts like a delivery, and apart as well: deliveries alone refuse no question.
+        link.room -= size
+        link.delivered_bytes += size
+        link.unread_answers += size
+        self._links.unread_answers += size
+        self._links.ask_if_little_room(link)
 
     def refuse(
         self, link: Link, command: Command, code: str, reason: str, retry_ms: int = 0

@@ -138,7 +138,7 @@ class Pages:
         """
         link = page.link
         try:  # Results of other questions may have come to wait since the page was begun.
-            self._links.check_results(link)
+            self._answers.check(link)
         except BrokerRefused as error:
             self._answers.refuse_with(link, page.command, error)
             return False

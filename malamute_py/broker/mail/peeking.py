@@ -107,7 +107,7 @@ class Peeking:
         if not link.open:
             return
         try:  # It was within the bound when it asked.
-            self._links.check_results(link)
+            self._answers.check(link)
         except BrokerRefused as error:
             self._answers.refuse_with(link, self._command, error)
             return

@@ -318,6 +318,11 @@ class StreamAdmin:
             if isinstance(answer, IndexFailure):
                 self._answers.refuse(link, command, answer.code, answer.reason)
                 return
+            try:  # Answers to other questions may have come to wait since it was asked.
+                self._answers.check(link)
+            except BrokerRefused as error:
+                self._answers.refuse_with(link, command, error)
+                return
             young = answer.pop("young")  # First offset that the stream keeps by its age; 0: any.
             del answer["begin"]  # For retention alone.
             if keys is not None:

@@ -126,7 +126,6 @@ class KeyCommands:
         """
         try:
             stream, keys = self._stream(link, command, "read", "replay")
-            _check_room(link)
         except BrokerRefused as error:
             self._answers.refuse_with(link, command, error)
             return
@@ -173,23 +172,18 @@ class KeyCommands:
         value_now: makes the value, with its `bytes`, which is not done for a link that is gone.
         """
         try:
-            _check_room(link)
+            self._answers.check(link)
         except BrokerRefused as error:
             self._answers.refuse_with(link, command, error)
             return
         if link.open:
             value = value_now()
-            size = value["bytes"]
-            if size > VALUE_BYTES_MAX:
+            if value["bytes"] > VALUE_BYTES_MAX:
                 # The client is told the size alone, and reads the record as a subscriber.
-                size, value = 0, {"bytes": size, "time_ms": value["time_ms"]}
+                value = {"bytes": value["bytes"], "time_ms": value["time_ms"]}
             else:
                 del value["bytes"]
             self._answers.result(link, command, {"revision": offset, **value})
-            # A value counts like a delivery: the peer has to show that it has read it.
-            link.room -= size
-            link.delivered_bytes += size
-            self._links.ask_if_little_room(link)
 
     def _answer_from_journal(
         self, link: Link, command: GetKey, stream: Stream, offset: int, tries: int
@@ -346,14 +340,8 @@ def _listed(keys: Keys, pattern: CompiledPattern, subject: str) -> list[Any] | N
     return None if deletion or not pattern.matches((subject,), ()) else [subject, offset]
 
 
-def _check_room(link: Link) -> None:
-    """Raise BrokerRefused `wait` where a link has been sent as many bytes as it may have unread."""
-    if link.room <= 0:
-        raise BrokerRefused("wait", "too much is sent and not read on this link")
-
-
 def value_of(content: Content, row: int, time_ms: int) -> dict[str, Any]:
-    """Return one record for a RESULT, and its `bytes`, which are taken off the link's room.
+    """Return one record for a RESULT, and its `bytes`, by which a value that is too large is found.
 
     row: of the record in its batch. time_ms: its append time. A body in a codec goes out in its
     whole batch, with the row: the broker decompresses nothing.

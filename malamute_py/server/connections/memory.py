@@ -26,6 +26,8 @@ _FRUITFUL_MS = 1_000
 """Time after which memory is given back again where the last try was fruitful: the loop drops
 what ended connections left at 35 MiB a second, and each try finds more. Measured: with the doubled
 times, 2.5 of 3 GiB were still there after 30 s, and 477 MiB stayed for good."""
+_FREED_BYTES = 64 << 20
+"""Sent bytes that lost peers may have left unread, from which on memory is given back."""
 _TRIM_FAILED = "raise the limit of tasks, ulimit -u or TasksMax, or give the broker more memory"
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", int)
 """malloc_trim of glibc; other C libraries give memory back by themselves."""
@@ -48,6 +50,8 @@ class Memory:
         self.has_filled = False
         """True: since memory was given back, unread bytes have filled it, or were left in the
         queues."""
+        self._freed = 0
+        """Sent bytes that lost peers may have left unread since memory was given back."""
         self._trimmed_ms = 0
         """Time at which giving memory back (a trim) was tried last."""
         self._trim_each_ms = _TRIM_EACH_MS
@@ -83,6 +87,17 @@ class Memory:
         """Note that a connection was cut: what it had unread is about to be freed."""
         self.has_filled = True
         self._trim_each_ms = _TRIM_EACH_MS
+
+    def note_freed(self, size: int) -> None:
+        """Note that a peer was lost, and how many bytes it was sent and may not have read.
+
+        libzmq is about to free them, and glibc would keep them. Nothing that came in was unread
+        meanwhile, so that they are a part of `before`.
+        """
+        self._freed += size
+        if size and self._freed >= _FREED_BYTES:
+            self.has_filled = True
+            self.before = min(self.before, self.rss - self._freed)
 
     def give_back(self, grown: int, now_ms: int) -> bool:
         """Return what unread bytes took to the system, if memory has grown by more than `grown`.
@@ -138,6 +153,8 @@ class Memory:
         in_vain = self._trim_each_ms > _TRIM_LAST_MS and self._trimmed_empty
         if is_done or (in_vain and not self._is_trimming):
             # From here on growth is counted anew.
+            if self.has_filled:
+                self._freed = 0
             self.has_filled = False
             self._trim_each_ms = _TRIM_EACH_MS
             self.before = self.rss

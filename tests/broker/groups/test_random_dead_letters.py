@@ -55,9 +55,9 @@ class Mortal(World):
         self.lost: set[int] = set()
         link_lost = self.shell.broker.link_lost
 
-        def lose(link: int, now_ms: int) -> None:
+        def lose(link: int, now_ms: int) -> int:
             self.lost.add(link)
-            link_lost(link, now_ms)
+            return link_lost(link, now_ms)
 
         self.shell.broker.link_lost = lose  # type: ignore[method-assign]
         super().leave()

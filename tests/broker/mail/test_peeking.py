@@ -198,3 +198,59 @@ def test_peeks_for_a_peer_that_does_not_read_have_a_bound() -> None:
     answers = [type(command) for command in link.out if not isinstance(command, wire.Ping)]
     assert answers == [wire.Result] * 2 + [wire.Refused] * 3
     assert link.queries == 0
+
+
+def peeks(post: Post, first: int, count: int) -> list[str]:
+    """Have link 2 peek so often at 1,000 bytes; return the answers: "", or codes of refusals."""
+    peer = post.peers[2]
+    before = len(peer.commands)
+    post.send(2, *[wire.PeekMail(first + at, "m", -1, 1, 1_000) for at in range(count)])
+    return [
+        getattr(command, "code", "") for command in peer.commands[before:]
+        if isinstance(command, wire.Result | wire.Refused)
+    ]  # fmt: skip
+
+
+def test_answers_that_a_peer_has_not_read_have_a_bound_in_bytes() -> None:
+    """20 links that asked for pages and read none had the broker grow by 1,100 MiB."""
+    post = Post(share_min_bytes=10_000, share_max_bytes=10_000)
+    post.mail(1, "m", [b"x" * 1_000])
+    answers = [code for at in range(20) for code in peeks(post, 500 + at, 1)]
+    assert 7 < answers.count("") < 11
+    assert answers == sorted(answers), "the first ones are answered, and all others refused"
+    assert set(answers) == {"", "wait"}
+    pong = wire.Pong(post.peers[2].last(wire.Ping).token)
+    post.send(2, pong)
+    assert peeks(post, 600, 1) == [""]
+    post.broker.link_lost(2, post.now_ms)
+    post.run()
+    assert post.broker._links.unread_answers == sum(
+        link.unread_answers for link in post.broker._links
+    )
+
+
+def test_a_peer_that_reads_its_answers_may_ask_without_end() -> None:
+    post = Post(share_min_bytes=10_000, share_max_bytes=10_000)
+    post.mail(1, "m", [b"x" * 1_000])
+    link = post.broker._links.table[2]
+    for at in range(100):
+        assert peeks(post, 500 + at, 1) == [""]
+        if link.probe:
+            post.send(2, wire.Pong(link.probe))
+
+
+def test_a_share_bounds_unread_answers_only_where_all_links_have_left_too_many() -> None:
+    post = Post(share_min_bytes=2_000, share_max_bytes=100_000, outstanding_bytes=6_000)
+    post.mail(1, "m", [b"x" * 1_000])
+    # Its share is 2,000 bytes, which it may pass while others leave nothing.
+    answers = peeks(post, 500, 20)
+    assert 4 <= answers.count("") <= 6
+    assert set(answers) == {"", "wait"}
+    assert post.ask(3, wire.PeekMail, "m", -1, 1, 1_000)["messages"], "it is within its share"
+
+
+def test_deliveries_that_are_not_read_refuse_no_question() -> None:
+    post = Post(share_min_bytes=10_000, share_max_bytes=10_000)
+    post.mail(1, "m", [b"x"])
+    post.broker._links.table[2].room = 0
+    assert peeks(post, 500, 1) == [""]

@@ -514,6 +514,30 @@ def test_memory_of_cut_connections_is_given_back_while_others_go_on(
         assert given[0] == 1
 
 
+def test_memory_of_what_lost_peers_had_not_read_is_given_back(given: Counter[int]) -> None:
+    """875 MiB stayed: nothing that came in was unread, so that growth was taken as honest."""
+    with Watched() as watched:
+        watched.look()
+        watched.grows(300 << 20)
+        watched.look()
+        memory = watched.guard.memory
+        memory.note_freed(1 << 20)
+        watched.look()
+        assert not given, "so little is not worth a thread"
+        memory.note_freed(150 << 20)
+        memory.note_freed(100 << 20)
+        assert memory.before == memory.rss - (251 << 20)
+        watched.look()
+        watched.trimmed()
+        assert given[0] == 1
+        watched.grows(50 << 20)
+        for _ in range(2):
+            watched.look()
+        assert not memory.has_filled
+        memory.note_freed(1 << 20)
+        assert not memory.has_filled, "it is counted anew"
+
+
 def test_memory_that_cannot_be_given_back_is_tried_less_and_less_often_until_the_next_cut(
     given: Counter[int],
 ) -> None:
