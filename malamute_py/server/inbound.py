@@ -36,6 +36,10 @@ messages from a shared 8 KiB read buffer, so that keeping one would keep all of 
 _LONG_COMMANDS = 4 << 10
 """Bytes of a message's commands beyond which it is decoded once others are taken up: to decode 500
 commands of 24 bytes takes up to a millisecond."""
+_FEW_COMMANDS = 4
+"""Commands of a message that are done at once, also where commands turned out to be costly."""
+_COSTLY_SHARE = 16
+"""Commands of the one share that a turn has then: to list 64 times took 8 to 12 ms."""
 _DROPPED_MAX = 8_192
 """Messages of cut connections that are dropped at a time: they take memory until they are."""
 _CUT_OFF_MAX = 65_536
@@ -97,6 +101,9 @@ class Inbound:
         self._frames_max = config.limits.message_frames_max
         self.until = sys.maxsize
         """When the turn takes up no more messages, as the meter tells it."""
+        self.is_tight = False
+        """Whether all but small messages wait, because commands turned out to be costly: a turn has
+        one share of them then, and the small messages of other peers come in between."""
         self.take_ns = 0
         """How long the turn takes up messages."""
         self.queued: dict[int, Peer] = {}
@@ -152,7 +159,8 @@ class Inbound:
         polled = [(listener.socket, _POLLIN)]
         core, limits, frames_max = self._core, self._limits, self._frames_max
         poll, again = zmq.zmq_poll, zmq.Again
-        frame_bytes, share, meter = listener.frame_bytes, self._share_commands, self._meter
+        frame_bytes, meter = listener.frame_bytes, self._meter
+        share = _FEW_COMMANDS if self.is_tight else self._share_commands
         taken = worked = 0  # bytes taken up; commands that the core was given
         count = dropped = 0  # messages
         until, large = self.until, False
@@ -261,22 +269,24 @@ class Inbound:
         burst, so that other peers' messages come in between.
         """
         queued = self.queued
-        for _ in range(max(1, self._burst_commands // self._share_commands // 2)):
+        share = min(_COSTLY_SHARE, self._share_commands) if self.is_tight else self._share_commands
+        shares = 1 if self.is_tight else max(1, self._burst_commands // share // 2)
+        for _ in range(shares):
             if not queued:
                 return
             number = next(iter(queued))  # the peer that waits longest
             peer = queued.pop(number)
-            if self._peers.get(number) is peer and self._take_share(peer, now_ms):
+            if self._peers.get(number) is peer and self._take_share(peer, share, now_ms):
                 queued[number] = peer  # some wait still: behind the other peers
             if self._meter() >= self.until:
                 return
 
-    def _take_share(self, peer: Peer, now_ms: int) -> bool:
+    def _take_share(self, peer: Peer, left: int, now_ms: int) -> bool:
         """Give the core a share of a peer's commands that wait; True: more wait for its next turn.
 
-        False: none waits, or all wait until a batch among them was validated (validated()).
+        left: commands of the share. False: none waits, or all wait until a batch among them was
+        validated (validated()).
         """
-        left = self._share_commands
         while left:
             if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
                 self._peers.drop_queued(peer)

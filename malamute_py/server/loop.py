@@ -197,6 +197,7 @@ class Loop:
         began = self._meter()
         inbound, pacing = self._inbound, self._pacing
         inbound.take_ns, inbound.until = pacing.take_ns, began + pacing.take_ns
+        inbound.is_tight = pacing.was_costly or (inbound.is_tight and bool(inbound.queued))
         self._turn_until = began + pacing.turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
         commands, behind = inbound.commands, bool(inbound.queued)
@@ -221,18 +222,17 @@ class Loop:
                     local_drained = local_drained and not listener.is_local
         # Processor time at which the work begins and ends that messages cause; None: with the turn.
         work_began = work_ended = 0 if inbound.queued else None
-        read = drained  # all that had come is taken up and given to the core
+        read, given = drained, inbound.commands - commands
         if inbound.queued:
-            if inbound.commands != commands:
+            if given:
                 work_began = pacing.worked()
                 self.settle(now_ms)
                 work_ended = pacing.worked()
                 if behind and self._awaits_syncs:
                     self._await_syncs()
             inbound.catch_up(now_ms)
-            read = drained and not inbound.queued
-            drained = False  # Others may have come meanwhile.
-        elif inbound.commands > commands + 1:  # A lone message is not worth the question.
+            read, drained = drained and not inbound.queued, False  # Others may have come since.
+        elif given > 1:  # A lone message is not worth the question.
             work_began = pacing.worked()
         # After the messages: what was synced while they were taken up is confirmed in this turn.
         if self._results.fd in ready or self._results.waiting:
@@ -264,7 +264,7 @@ class Loop:
                 self._collector.look()
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
-        long_us = pacing.end(work_began, work_ended)
+        long_us = pacing.end(work_began, work_ended, given)
         if long_us:
             self._counters["long_turns_total"] += 1
             self._event("long_turn", "warning", {"ms": long_us // 1_000}, now_ms)

@@ -13,6 +13,8 @@ from typing import Final
 
 _TAKE_LEAST: Final = 16
 """Part of its time that a turn takes up messages for at least; it takes up one message always."""
+_COSTLY_NS: Final = 50_000
+"""Processor time from which on a command is costly; to publish a record takes 10 to 20 us."""
 _LONG_TURN_US: Final = 100_000
 """Processor time from which on a turn of the loop is logged: all peers have waited for it."""
 
@@ -25,6 +27,8 @@ class Pacing:
         self.turn_ns = turn_us * 1_000
         self.take_ns = self.take_most_ns = self.turn_ns // 2
         """How long the next turn takes up messages: less, when what comes of them takes long."""
+        self.was_costly = False
+        """Whether the commands of the last turn took long, each of them and together."""
         self.longest_us = 0
         """Processor time of the longest turn so far."""
         self.worked = worked
@@ -35,7 +39,7 @@ class Pacing:
         the first turn is neither."""
         self._notable_turn_ns = 0
 
-    def end(self, began_ns: int | None, ended_ns: int | None) -> int:
+    def end(self, began_ns: int | None, ended_ns: int | None, commands: int) -> int:
         """Note that a turn ends, and set the time for which the next one takes up messages.
 
         The work that messages cause (fan-out, hand-outs, appends) is known only when it is done,
@@ -45,13 +49,16 @@ class Pacing:
         also those of this turn's messages, nor what is done after them.
 
         began_ns, ended_ns: processor time at which that work began and ended; None: as the turn
-        began or ended. Returns the turn's microseconds where it is to be logged, else 0.
+        began or ended. commands: how many caused it. Returns the turn's microseconds where it is to
+        be logged, else 0.
         """
         worked_ns, took_us = self.worked(), 0
         began_ns = self._ended_ns if began_ns is None else began_ns
         caused_ns = (worked_ns if ended_ns is None else ended_ns) - began_ns
+        took_long = caused_ns > self.turn_ns - self.take_most_ns
+        self.was_costly = took_long and caused_ns > _COSTLY_NS * commands
         # The work took more than its part of a turn: half the time next; else an eighth more.
-        if caused_ns > self.turn_ns - self.take_most_ns:
+        if took_long:
             self.take_ns = max(self.take_ns // 2, self.take_most_ns // _TAKE_LEAST)
         elif self.take_ns < self.take_most_ns:
             self.take_ns = min(self.take_ns + self.take_ns // 8, self.take_most_ns)

@@ -19,8 +19,8 @@ class Processor:
         began_ns = self.used_ns + taking_ns
         self.used_ns += used_ns
         if shares_ns is None:
-            return self.pacing.end(began_ns if taking_ns else None, None)
-        return self.pacing.end(began_ns, self.used_ns - shares_ns)
+            return self.pacing.end(began_ns if taking_ns else None, None, 1_000)
+        return self.pacing.end(began_ns, self.used_ns - shares_ns, 1_000)
 
 
 def test_work_that_messages_cause_halves_the_time_for_which_they_are_taken_up() -> None:
@@ -50,6 +50,23 @@ def test_shares_of_messages_that_waited_do_not_count() -> None:
     assert processor.pacing.take_ns == MOST_NS
     processor.turn(5 * TURN_NS, taking_ns=TURN_NS, shares_ns=4 * TURN_NS - MOST_NS - 1)
     assert processor.pacing.take_ns == MOST_NS // 2
+
+
+def test_commands_are_costly_that_take_long_each_and_together() -> None:
+    """64 lists in a message took 0.5 ms to be taken up, and 10 ms to be answered."""
+    processor = Processor()
+    costly = []
+    for used_ns, commands in (
+        (MOST_NS + 1, 24),
+        (MOST_NS + 1, 26),
+        (MOST_NS, 1),
+        (10 * TURN_NS, 64),
+    ):
+        began_ns = processor.used_ns
+        processor.used_ns += used_ns
+        processor.pacing.end(began_ns, None, commands)
+        costly.append(processor.pacing.was_costly)
+    assert costly == [True, False, False, True]
 
 
 def test_a_turn_of_a_tenth_of_a_second_is_told_and_the_longest_is_remembered() -> None:

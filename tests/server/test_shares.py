@@ -211,6 +211,38 @@ def test_shares_make_no_turn_take_up_fewer_messages() -> None:
 
 
 @pytest.mark.moderate
+def test_messages_of_costly_commands_wait_for_small_ones_and_have_one_small_share_a_turn() -> None:
+    """Ten peers that listed streams by the 64 had a confirm wait for ten turns of 10 ms."""
+    noting = Noting()
+    running = noting.running
+    settle, settled = running.loop.settle, 0
+
+    def costly(now_ms: int) -> None:
+        nonlocal settled
+        running.spend(100_000 * (noting.counts[1] - settled))
+        settled = noting.counts[1]
+        settle(now_ms)
+
+    running.loop.settle = costly  # type: ignore[method-assign]
+    message = frame(encode_message([Ping(number) for number in range(60)])[0])
+    with Zmtp(running.endpoint) as greedy, Zmtp(running.endpoint) as other:
+        greedy.socket.sendall(message)
+        noting.turns_until(lambda: noting.counts[1])
+        assert noting.counts[1] == 60, "at once, as nobody knows yet what they cost"
+        for _ in range(3):
+            greedy.socket.sendall(message * 2)
+            other.socket.sendall(frame(encode_message([Ping(7)] * 4)[0]))
+            running.await_libzmq()
+            before = noting.counts.copy()
+            noting.turns_until(lambda was=before[2]: noting.counts[2] > was)
+            assert noting.counts[2] == before[2] + 4
+            assert noting.counts[1] == before[1] + 16
+        noting.turns_until(lambda: noting.counts[1] == 60 * 7)
+        noting.turns_until(lambda: not running.loop._inbound.is_tight)
+    noting.close()
+
+
+@pytest.mark.moderate
 def test_messages_that_only_wait_take_no_longer_to_be_taken_up_than_a_turn_may() -> None:
     """256 messages of 1,000 frames after one that was done in shares took 264 ms at once."""
     noting = Noting()
