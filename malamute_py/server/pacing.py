@@ -56,7 +56,8 @@ class Pacing:
         began_ns = self._ended_ns if began_ns is None else began_ns
         caused_ns = (worked_ns if ended_ns is None else ended_ns) - began_ns
         took_long = caused_ns > self.turn_ns - self.take_most_ns
-        self.was_costly = took_long and caused_ns > _COSTLY_NS * commands
+        # Of a lone command, or none, the work is all of the turn: that for readers that lag, too.
+        self.was_costly = took_long and commands > 1 and caused_ns > _COSTLY_NS * commands
         # The work took more than its part of a turn: half the time next; else an eighth more.
         if took_long:
             self.take_ns = max(self.take_ns // 2, self.take_most_ns // _TAKE_LEAST)
