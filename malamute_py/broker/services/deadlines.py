@@ -2,7 +2,8 @@
 
 Owns what happens to requests because time has passed. The rules: one turn handles a bounded number
 of timers; leases from before a restart begin anew when the time is known; an action that the log
-refused is decided again, by what the tables say then: until that its batch is unsettled.
+refused, or over which an error arose, is decided again by what the tables say then: until that its
+batch is unsettled.
 
 Rows of a batch are `alive` until they end or their end is on its way, `free` while they may be
 handed out, `leased` while a worker holds them, `moving` while a hand-out or return of them is on
@@ -90,13 +91,35 @@ class Deadlines:
             elif type(thing) is Pause:
                 self._pause_over(thing)
         for service, items in over.items():
-            self._expire(service, items)
+            try:
+                self._expire(service, items)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._erred("ending requests", service, items, error)
         for (service, holder), items in leases.items():
             # To expire requests, above, has taken them from their workers.
             items = [(batch, rows & batch.leased) for batch, rows in items]
             items = [(batch, rows) for batch, rows in items if rows]
-            if items:
-                self._lease_over(service, holder, items)
+            try:
+                if items:
+                    self._lease_over(service, holder, items)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._erred("giving requests back", service, items, error)
+
+    def _erred(
+        self, doing: str, service: Service, items: list[BatchRows], error: Exception
+    ) -> None:
+        """Report an error over requests of one service, and have them looked at again later.
+
+        Requests of other services, and other clients, have their turns meanwhile.
+        """
+        self._shard.erred(doing, error, service=service.name)
+        now_ms = self._shard.now_ms
+        for batch, _ in items:
+            for lease in batch.leases:
+                if lease.rows and lease.due_ms <= now_ms:
+                    lease.due_ms = now_ms + RETRY_MS
+                    lease.slot = self._registry.timers.add(lease.due_ms, lease)
+        self._ends.settle_later(items)
 
     def _pause_over(self, pause: Pause) -> None:
         """Let rows wait in their queue whose pause is over, or the delay that a requester asked."""
@@ -146,38 +169,42 @@ class Deadlines:
         self._shard.event("request_expired", "warning", service=service.name, count=count)
 
     def _settle(self) -> None:
-        """Expire, give back or bury requests again where the log has refused that a while ago.
-
-        What is to be done with each unsettled batch is decided anew, by what the tables say now.
-        """
+        """Expire, give back or bury requests again where that was not done a while ago."""
         batches = list(islice(self._ends.unsettled, self._shard.settings.timers_max))
         now_ms = self._shard.now_ms
         for batch in batches:
             # The rest is done in the next turns, unless the log refuses these, too.
             del self._ends.unsettled[batch]
         for batch in batches:
-            deadline_ms = batch.deadline_ms
-            if deadline_ms and deadline_ms <= now_ms and batch.alive:
-                self._expire(batch.service, [(batch, batch.alive)])
-                continue
-            # Rows that a worker holds by the tables, and no lease has: their offer has ended.
-            lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
-            if lost:
-                self._returns.give_back(batch.service, [(batch, lost)], "died")
-            unread = 0
-            for lease in batch.leases:
-                if lease.unreadable:
-                    unread |= lease.rows
-            if unread:
-                items = [(batch, unread)]
-                self._returns.give_back(batch.service, items, WITHDRAWN, again_ms=RETRY_MS)
-            # Rows that no queue has, as their attempts were used up and they could not be buried.
-            aside, batch.aside = batch.aside & batch.free, 0
-            spent = self._ends.spent(batch, batch.free)
-            if spent:
-                self._returns.bury_exhausted(batch.service, [(batch, spent)], "died")
-            if kept := aside & ~spent:
-                # Their attempts_max was raised meanwhile.
-                batch.service.wait(batch, kept, again=True)
+            try:
+                self._decide(batch, now_ms)
+            except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+                self._erred("deciding on requests", batch.service, [(batch, 0)], error)
         for service in {batch.service for batch in batches}:
             self._registry.runnable[service] = None
+
+    def _decide(self, batch: RequestBatch, now_ms: int) -> None:
+        """Do what an unsettled batch needs by what the tables say: expire, give back or bury."""
+        deadline_ms = batch.deadline_ms
+        if deadline_ms and deadline_ms <= now_ms and batch.alive:
+            self._expire(batch.service, [(batch, batch.alive)])
+            return
+        # Rows that a worker holds by the tables, and no lease has: their offer has ended.
+        lost = batch.alive & ~batch.row.waiting & ~batch.moving & ~batch.leased
+        if lost:
+            self._returns.give_back(batch.service, [(batch, lost)], "died")
+        unread = 0
+        for lease in batch.leases:
+            if lease.unreadable:
+                unread |= lease.rows
+        if unread:
+            items = [(batch, unread)]
+            self._returns.give_back(batch.service, items, WITHDRAWN, again_ms=RETRY_MS)
+        # Rows that no queue has, as their attempts were used up and they could not be buried.
+        aside, batch.aside = batch.aside & batch.free, 0
+        spent = self._ends.spent(batch, batch.free)
+        if spent:
+            self._returns.bury_exhausted(batch.service, [(batch, spent)], "died")
+        if kept := aside & ~spent:
+            # Their attempts_max was raised meanwhile.
+            batch.service.wait(batch, kept, again=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import WorkState
 from malamute_protocol.encode import encode
+from malamute_py.broker.services.ends import Ends
+from malamute_py.broker.services.returns import Returns
+from malamute_py.broker.services.service import Service
 from tests.broker.service_world import LATER_MS, World, pair
 
 
@@ -107,6 +112,59 @@ def test_an_expiry_that_the_log_refuses_is_tried_again() -> None:
     world.shell.wait(1_100)
     assert world.queued() == 0
     assert len(world.mail(1)) == 1
+
+
+def raise_for(monkeypatch: pytest.MonkeyPatch, part: Any, name: str) -> list[str]:
+    """Have a method of a part raise for these services; the list that is returned may change."""
+    original, bad = getattr(part, name), ["s"]
+
+    def raising(self: Any, service: Service, *rest: Any, **more: Any) -> Any:
+        if service.name in bad:
+            raise ZeroDivisionError
+        return original(self, service, *rest, **more)
+
+    monkeypatch.setattr(part, name, raising)
+    return bad
+
+
+def test_an_error_over_deadlines_of_one_service_is_tried_again_and_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker ended, and so did each start after it."""
+    world = pair()
+    world.shell.planted = True
+    bad = raise_for(monkeypatch, Ends, "end")
+    for name in ("s", "t"):
+        world.request(1, b"a", key=name.encode(), timeout_ms=500, service=name)
+    world.shell.wait(600)
+    assert [facts["service"] for facts in world.events("internal_error")] == ["s"]
+    assert [facts["service"] for facts in world.events("request_expired")] == ["t"]
+    world.shell.wait(1_100)
+    assert [facts["service"] for facts in world.events("internal_error")] == ["s", "s"]
+    bad.clear()
+    world.shell.wait(1_100)
+    assert [facts["service"] for facts in world.events("request_expired")] == ["t", "s"]
+    assert world.queued() == 0
+    assert len(world.mail(1)) == 2
+
+
+def test_an_error_over_leases_of_one_service_is_tried_again_and_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = pair()
+    world.shell.planted = True
+    bad = raise_for(monkeypatch, Returns, "give_back")
+    for number, name in enumerate(("s", "t"), 1):
+        world.offer(2, service=name, number=number, lease_ms=500)
+        world.request(1, b"a", service=name)
+    world.shell.wait(600)
+    assert [facts["service"] for facts in world.events("internal_error")] == ["s"]
+    world.shell.wait(LATER_MS)
+    assert [len(world.work(2, number)) for number in (1, 2)] == [1, 2]
+    bad.clear()
+    world.shell.wait(1_100)
+    world.shell.wait(LATER_MS)
+    assert [task.work.attempts for task in world.work(2, 1)] == [1, 2]
 
 
 def test_many_deadlines_at_once_are_met_in_bounded_steps() -> None:
