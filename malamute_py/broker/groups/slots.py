@@ -25,6 +25,10 @@ SlotsOfRows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 """The slot of each of some records."""
 Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int16]]"
 """Members by their numbers within the group."""
+_ALL: Final = slice(None)
+"""Every slot, as an index."""
+_MIXED: Final = np.arange(1, SLOTS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+"""What each slot adds to the hash of a member with it."""
 
 
 class Candidate(Protocol):
@@ -70,7 +74,7 @@ class Slots:
         The slots of the other members are not compared anew: a thousand members may come or go in
         one step.
         """
-        (weight,) = _weights([member], np.arange(SLOTS))
+        (weight,) = _weights([member], _ALL)
         better = (weight > self._best) | (self._target == NOBODY)
         self._target[better] = member.place
         self._best[better] = weight[better]
@@ -84,8 +88,8 @@ class Slots:
         """
         if gone:
             # A new member of the same number must wait for records that are withheld, as any other.
-            self._holder[np.isin(self._holder, places)] = NOBODY
-        lost = np.flatnonzero(np.isin(self._target, places))
+            self._holder[_those_of(self._holder, places)] = NOBODY
+        lost = np.flatnonzero(_those_of(self._target, places))
         if members and len(lost):
             weights = _weights(members, lost)
             heaviest = weights.argmax(axis=0)  # For each lost slot, an index into `members`.
@@ -188,7 +192,14 @@ def rows_by_owner(owners: Places, bits: int) -> list[tuple[int, int]]:
     return found
 
 
-def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def _those_of(members: Places, places: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return of each slot whether its member is among these. Most often one leaves alone."""
+    return members == places[0] if len(places) == 1 else np.isin(members, places)
+
+
+def _weights(
+    members: Sequence[Candidate], slots: Numbers | slice
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
     """Rendezvous hash of each member (a row) with each of these slots (a column).
 
     A slot is to belong to the member with the greatest one. The hash comes of the member's session
@@ -198,8 +209,7 @@ def _weights(members: Sequence[Candidate], slots: Numbers) -> np.ndarray[Any, np
     # signed: a client chooses its members' numbers, and may choose a negative one.
     names = (one.session + one.number.to_bytes(16, "little", signed=True) for one in members)
     seeds = [int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names]
-    numbers = (slots + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    weight = numbers ^ np.array(seeds, np.uint64)[:, np.newaxis]
+    weight = _MIXED[slots] ^ np.array(seeds, np.uint64)[:, np.newaxis]
     weight = (weight ^ (weight >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     weight = (weight ^ (weight >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     found: np.ndarray[Any, np.dtype[np.uint64]] = weight ^ (weight >> np.uint64(31))
