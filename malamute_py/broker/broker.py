@@ -211,7 +211,7 @@ class Broker:
             self._key_commands, answers, self._table(),
         )  # fmt: skip
         self._queues: Final = (
-            self._matching.queue, self._matching.remains.parts, self._delivery.fallen,
+            self._matching.queue, self._matching.remains.parts, *self._delivery.queues,
             pages.queue.waiting, *self._on_demand.turns.queues, *self._groups.reader.turns.queues,
             *self._services.queues, *self._mail.queues,
         )  # fmt: skip
@@ -591,6 +591,7 @@ class Broker:
             self._forget_ended_links()
         appends = self._appends()
         sends, closes = self._links.outgoing()
+        self._delivery.given = 0
         events, shard.events = shard.events, []
         # Rings, appends, sends, reads, queries, bodies, closes, trims, events.
         ready = Ready([], appends, sends, [], [], [], closes, [], events)
@@ -618,6 +619,7 @@ class Broker:
         fallen = self._delivery.fallen
         while fallen:  # Subscriptions that are not live any more.
             self._lagging.consider(fallen.popleft())
+        self._delivery.give_waiting()
         if self._on_demand.turns.runnable:
             self._on_demand.serve()
         if self._groups.reader.turns.runnable:
@@ -659,7 +661,7 @@ class Broker:
             return self._shard.now_ms
         # A queue may have work that waits for an answer: the second question is of what can go on.
         if any(self._queues) and (
-            self._delivery.fallen
+            any(self._delivery.queues)
             or self._on_demand.turns.runnable or mail.runnable or services.runnable
             or groups.reader.turns.runnable or self._matching.queue
             or self._matching.remains.parts or self._pages.queue

@@ -74,6 +74,9 @@ class BrokerRun:
             hot_bytes=self.rng.choice((0, 4_000, 40_000, 1 << 20)),
             quantum_bytes=self.rng.choice((500, 5_000, 100_000)),
             extract_bytes_min=self.rng.choice((0, 400)),
+            # A draw of its own: the seeds that found faults still find them.
+            fan_out_max=Random(f"fan-out {seed}").choice((1, 2, 8_192)),
+            fan_out_link_min=1,
         )
         self.machine = self._machine(settings)
         self.machine.on_crash = self._crashed

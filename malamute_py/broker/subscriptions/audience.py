@@ -69,7 +69,7 @@ class SelectionGroup:
 
 
 class LateBatch(msgspec.Struct):
-    """A batch whose headers are being matched, or that came after such a batch."""
+    """A batch that is given in a later turn: it is being matched, or waits for others' turn."""
 
     batch: StampedBatch
     durable: bool
@@ -125,8 +125,7 @@ class Audience:
         self._matched_weight = 0
         """Words that these take, about."""
         self.late: deque[LateBatch] = deque()
-        """Batches that live subscriptions get once their headers are matched, in order; usually
-        none."""
+        """Batches that live subscriptions get in later turns, in order; usually none."""
         self.late_bases: tuple[deque[int], deque[int]] = (deque(), deque())
         """First offsets of the late batches: for readers that see everything, and for those that
         see only what is durable."""
@@ -160,7 +159,7 @@ class Audience:
     def late_from(self, durable: bool, tail: int) -> int:
         """Return the offset before which live subscriptions were given everything.
 
-        That is the tail, but while headers of a batch are still being matched, the batch's base.
+        That is the tail, but while a batch is late, the batch's base.
         A COVER that is sent meanwhile may promise nothing beyond it (Subscription.place). durable:
         of the subscriptions that get only what is durable.
         """

@@ -7,8 +7,9 @@ in which live subscriptions take a batch. The rules: one encoding for each selec
 frames shared by reference; a subscription that has no credit or no room for a batch that it selects
 goes on demand in that turn, and loses nothing; a live subscription that selects nothing of a batch
 costs nothing. A selection group is the subscriptions that select the same headers of a batch. A
-late batch is one whose headers take so long to match that live subscriptions get it in a later
-turn, with all batches after it. Source: docs/design.md (Speed; Flow control).
+late batch is one that live subscriptions get in a later turn, with all batches of its stream after
+it: its headers take long to match, or so much was given that the loop has to send it first. Source:
+docs/design.md (Speed; Flow control).
 """
 
 from __future__ import annotations
@@ -63,12 +64,19 @@ class Delivery:
         """Bytes of late batches of all streams."""
         self._late: Final[dict[Audience, None]] = {}
         """Audiences that have late batches."""
+        self.given = 0
+        """Live subscriptions that were looked at since the loop last sent."""
+        self._fan_out_max = shard.settings.fan_out_max
+        self._link_min = shard.settings.fan_out_link_min
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._matching = matching
         self.fallen: Final[deque[Subscription]] = deque()
         """Subscriptions that went on demand although they may be given something: each gets a
         turn."""
+        self._waiting: Final[deque[Audience]] = deque()
+        """Audiences that were put off as too much was given: they go on in turn."""
+        self.queues: Final = (self.fallen, self._waiting)
 
     # --- the hot window -----------------------------------------------------------------
 
@@ -112,8 +120,10 @@ class Delivery:
             wake()
         if not audience.live or (durable and not audience.durable):
             return
-        if audience.late:
-            # Subscriptions take batches in order: this one waits for those being matched.
+        if audience.late or self._waiting or self._has_given_enough():
+            # Subscriptions take batches in order, and streams that were put off come first.
+            if not audience.late:
+                self._waiting.append(audience)
             self._put_off(audience, LateBatch(batch, durable))
             return
         stream = batch.stream
@@ -232,7 +242,7 @@ class Delivery:
     def _give_up_late(self, audience: Audience) -> None:
         """Give up late batches: live subscriptions that wait for them read them on demand.
 
-        Called where too much waits for the matching, or some of what waits is gone meanwhile.
+        Called where too much waits, or some of what waits is gone meanwhile.
         """
         self._shard.counters["matching_overtaken"] += 1
         for sub in audience.subscriptions:
@@ -269,9 +279,31 @@ class Delivery:
         batch, stream = late.batch, late.batch.stream
         return batch.base < stream.purges.before or stream.is_past(batch, self._shard.now_ms)
 
+    def _has_given_enough(self) -> bool:
+        """Whether so much was given that the loop is to send it, and see to others, first."""
+        given = self.given
+        return given >= self._fan_out_max and given >= self._link_min * len(self._links.dirty)
+
+    def give_waiting(self) -> None:
+        """Go on with the audiences that were put off, up to what may be given before it is sent.
+
+        Called in each turn of the broker's loop that has such work.
+        """
+        while self._waiting and not self._has_given_enough():
+            audience = self._waiting.popleft()
+            # Its batches may have been given up meanwhile, and others come that are being matched.
+            if audience.late and audience.late[0].job is None:
+                self._give_late(audience)
+
     def _give_late(self, audience: Audience) -> None:
-        """Give late batches in their order, up to one whose headers are still to be matched."""
+        """Give late batches in their order, up to one whose headers are still to be matched.
+
+        Once enough was given, the audience waits for a later turn.
+        """
         while audience.late:
+            if self._has_given_enough():
+                self._waiting.append(audience)
+                return
             late = audience.late[0]
             if self._is_past(late):
                 self._give_up_late(audience)
@@ -393,6 +425,7 @@ class Delivery:
         subscriptions that thin them out further; None: all, or no subscription does. few: the
         encoding has a few rows, which weigh more than their bytes.
         """
+        self.given += len(subscriptions)
         next = batch.next
         if encoding is None:
             size, count = batch.size, next - batch.base

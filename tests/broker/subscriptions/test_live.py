@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_protocol.encode import encode
 from tests.broker.shell import Shell, bodies, offsets
 
 
@@ -430,3 +431,93 @@ def test_the_time_from_an_append_to_its_live_delivery_is_measured_and_no_replay(
     measured = shell.broker.latencies["delivery"]
     assert sum(measured["counts"]) == 2
     assert measured["sum_s"] == 0.02
+
+
+# --- more than is given at once ------------------------------------------------------------
+
+
+class Stepwise(Shell):
+    """A broker that notes what its shell had to send at once."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.rounds: list[list[int]] = []
+        """The links of the deliveries that each Ready had to send."""
+        super().__init__(**settings)
+
+    def _do(self, ready: Any) -> None:
+        self.rounds.append(
+            [s.link for s in ready.sends for one in s.commands if isinstance(one, wire.Deliver)]
+        )
+        super()._do(ready)
+
+
+def publish_together(shell: Shell, stream: str, count: int) -> None:
+    """Publish batches of one record each, in one message."""
+    commands = [wire.Publish(stream, at + 1) for at in range(count)]
+    frames = [encode([b"%d" % at], subject="s") for at in range(count)]
+    shell.send(2, *commands, frames=frames)
+
+
+def test_batches_for_many_subscriptions_are_sent_between_each_other_in_their_order() -> None:
+    shell = Stepwise(fan_out_max=50)
+    for link in range(2, 14):
+        shell.hello(link)
+    for at in range(100):
+        shell.subscribe(4 + at % 10, at, "s")
+    shell.subscribe(3, 1, "t")
+    shell.rounds.clear()
+    publish_together(shell, "s", 30)
+    # 10 links: each message may have 8 deliveries, which makes 80 before they are sent.
+    assert max(map(len, shell.rounds)) == 100
+    assert sum(map(len, shell.rounds)) == 3_000
+    for at in range(100):
+        assert bodies(shell.peers[4 + at % 10], at) == [b"%d" % one for one in range(30)]
+    assert not shell.broker.counters["fell_behind"]
+    assert not shell.broker.gauges["late_bytes"]
+
+
+def test_streams_with_many_subscriptions_have_their_turns_by_turns() -> None:
+    shell = Stepwise(fan_out_max=50)
+    for link in (2, 3, 4):
+        shell.hello(link)
+    for at in range(100):
+        shell.subscribe(4, at, "s")
+    peer = shell.subscribe(3, 1, "t")
+    shell.rounds.clear()
+    commands = [wire.Publish("s", at + 1) for at in range(20)] + [wire.Publish("t", 99)]
+    shell.send(2, *commands, frames=[encode([b"x"], subject="s")] * 21)
+    links = [link for links in shell.rounds for link in links]
+    assert links.count(4) == 2_000
+    assert links.index(3) <= 200, "the other stream has its turn after one of the large one"
+    assert bodies(peer, 1) == [b"x"]
+
+
+def test_what_waits_to_be_given_is_bounded_and_nothing_is_lost() -> None:
+    shell = Shell(fan_out_max=10, matching_bytes_max=3_000)
+    for link in (2, 3):
+        shell.hello(link)
+    for at in range(20):
+        shell.subscribe(3, at, "s")
+    publish_together(shell, "s", 50)
+    assert shell.broker.counters["matching_overtaken"] >= 1
+    for at in range(20):
+        assert bodies(shell.peers[3], at) == [b"%d" % one for one in range(50)]
+    assert not shell.broker.gauges["late_bytes"]
+    publish_together(shell, "s", 1)
+    assert bodies(shell.peers[3], 7)[-1] == b"0"
+
+
+def test_a_subscription_that_ends_while_its_batches_wait_gets_no_more_of_them() -> None:
+    shell = Stepwise(fan_out_max=1)
+    for link in (2, 3):
+        shell.hello(link)
+    peer = shell.subscribe(3, 1, "s")
+    shell.subscribe(3, 2, "s")
+    commands = [wire.Publish("s", at + 1) for at in range(9)]
+    shell.broker.receive(2, "", commands, [encode([b"x"], subject="s")] * 9, shell.now_ms)
+    shell._do(shell.broker.take_ready())
+    shell.send(3, wire.Unsubscribe(1))
+    (ended,) = [end for end in peer.of(wire.Ended) if end.subscription == 1]
+    assert ended.next == len(bodies(peer, 1))
+    assert len(bodies(peer, 1)) < 9
+    assert len(bodies(peer, 2)) == 9

@@ -107,6 +107,17 @@ def _expired_is_everything(stack: contextlib.ExitStack) -> None:
     replace(stack, selection, "unexpired", make)
 
 
+def _waiting_overtaken(stack: contextlib.ExitStack) -> None:
+    def make(original: Any) -> Any:
+        def put_off(self: Any, audience: Any, late: Any) -> None:
+            if late.job is not None or audience.late:
+                original(self, audience, late)
+
+        return put_off
+
+    replace(stack, Delivery, "_put_off", make)
+
+
 def _duplicate_overtakes(stack: contextlib.ExitStack) -> None:
     def make(original: Any) -> Any:
         def duplicate(
@@ -163,6 +174,10 @@ PLANTS: dict[str, Planted] = {
     "expiry-takes-neighbours": Planted(
         "broker", "one expired record hides the others of its batch",
         _expired_is_everything, codes("gap_called_hole"), 120,
+    ),
+    "waiting-overtaken": Planted(
+        "broker", "a batch that is put off, as too much was given, is never given",
+        _waiting_overtaken, codes("gap_called_hole", "lost"), 120,
     ),
     "duplicate-overtakes": Planted(
         "broker", "a duplicate is confirmed before its original is in the log",
