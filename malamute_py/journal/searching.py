@@ -77,9 +77,10 @@ class Searches:
         good batch, or -1. Where damage lies just before the batch found, its first offset is
         returned: the record wanted may have been there.
         """
-        # `before` is the offset after the entry before, or -1: a batch that begins later follows a
-        # hole, which a start has left out of the index, and what was lost there may be the first.
-        following = -1  # offset after the last entry of the segment before
+        # `before` is the offset after the entry before, or the stream's first one, or -1: a batch
+        # that begins later follows a hole, which a start has left out of the index, and what was
+        # lost there may be the first.
+        following, _ = self._streams.bounds(stream)  # offset after the segment before
         for segment, entries in self._files.entries(stream):
             rows = entries.rows
             before, following = following, int(rows["next"][-1]) if len(rows) else following
