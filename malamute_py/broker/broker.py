@@ -547,6 +547,7 @@ class Broker:
         """Do what is due by the time of wake_at_ms(): heartbeats, expiry, retention, matching."""
         self._shard.advance(now_ms)
         self._matching.refill()
+        self._delivery.refill()
         self._ahead.unread = False
         for link in self._links.beat():  # Links whose heartbeat is due.
             if not link.blocked:
@@ -591,7 +592,7 @@ class Broker:
             self._forget_ended_links()
         appends = self._appends()
         sends, closes = self._links.outgoing()
-        self._delivery.given = 0
+        self._delivery.sent()
         events, shard.events = shard.events, []
         # Rings, appends, sends, reads, queries, bodies, closes, trims, events.
         ready = Ready([], appends, sends, [], [], [], closes, [], events)
@@ -616,8 +617,7 @@ class Broker:
 
     def _work(self) -> None:
         """Do a bounded share of what can be done at once: each kind of serving has a turn."""
-        fallen = self._delivery.fallen
-        while fallen:  # Subscriptions that are not live any more.
+        while fallen := self._delivery.fallen:  # Subscriptions that are not live any more.
             self._lagging.consider(fallen.popleft())
         self._delivery.give_waiting()
         if self._on_demand.turns.runnable:

@@ -266,11 +266,9 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True):
     matching_bytes_max: int = 8 << 20
     """Batches of a stream that wait to be matched or given; beyond it its live subscriptions go on
     demand."""
-    fan_out_max: int = 8_192
-    """Live subscriptions that are looked at before the loop sends; later batches wait."""
-    fan_out_link_min: int = 8
-    """At least so many for each link that has something to be sent: a message costs about as much
-    as so many deliveries, and fewer of them in one would make sending dear."""
+    fan_out_max: int = 2_048
+    """Live subscriptions that are given something in one turn of the loop; the others wait, and
+    later batches. It is more where many links get something."""
     extract_bytes_min: int = 4 << 10
     """A smaller batch goes out whole with a row bitmap: extracting would cost more."""
     extract_share: float = 0.25

@@ -76,7 +76,6 @@ class BrokerRun:
             extract_bytes_min=self.rng.choice((0, 400)),
             # A draw of its own: the seeds that found faults still find them.
             fan_out_max=Random(f"fan-out {seed}").choice((1, 2, 8_192)),
-            fan_out_link_min=1,
         )
         self.machine = self._machine(settings)
         self.machine.on_crash = self._crashed

@@ -117,7 +117,6 @@ class ClientsRun(WorkRun):
             group_flush_ms=rng.choice((1, 50)),
             retry_ms=rng.choice((1, 20)),
             fan_out_max=Random(f"fan-out {self.seed}").choice((1, 2, 8_192)),
-            fan_out_link_min=1,
         )
         self.model.state.attempts_max = settings.attempts_max
         return Stoppable(self.clock, self.model, self.trace, rng, settings, SEGMENT_BYTES * 8)

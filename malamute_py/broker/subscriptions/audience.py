@@ -67,6 +67,10 @@ class SelectionGroup:
         self.durable: list[Subscription] = []
         """Subscriptions that see only what is durable."""
 
+    def of(self, durable: bool) -> list[Subscription]:
+        """Return those of one visibility."""
+        return self.durable if durable else self.live
+
 
 class LateBatch(msgspec.Struct):
     """A batch that is given in a later turn: it is being matched, or waits for others' turn."""
@@ -75,6 +79,36 @@ class LateBatch(msgspec.Struct):
     durable: bool
     """Whether the batch is for readers that see only what is durable."""
     job: Classing | None = None
+    """The job that matches its headers; None: it waits for something else."""
+    groups: list[SelectionGroup] | None = None
+    """Its selection groups that were not given it yet, the last one next; None: not known yet."""
+    looked: int = 0
+    """How many subscriptions of the last group were looked at."""
+
+    def next_groups(self, most: int) -> list[SelectionGroup]:
+        """Take off the next groups of up to so many subscriptions, or parts of groups.
+
+        A subscription that has gone live since the batch came has read the batch on demand before:
+        its position lies after it.
+        """
+        assert self.groups is not None
+        found: list[SelectionGroup] = []
+        base = self.batch.base
+        while self.groups and most > 0:
+            group = self.groups[-1]
+            every = group.of(self.durable)
+            some = every[self.looked : self.looked + most]
+            self.looked += len(some)
+            most -= max(1, len(some))
+            if self.looked >= len(every):
+                self.groups.pop()
+                self.looked = 0
+            those = SelectionGroup(group.headers)
+            those.of(self.durable).extend(
+                [sub for sub in some if sub.live and sub.position <= base]
+            )
+            found.append(those)
+        return found
 
 
 class Audience:
@@ -316,27 +350,17 @@ class Audience:
     def groups_of_late(
         self, late: LateBatch, classes: list[tuple[BitMap, list[int]]] | None
     ) -> list[SelectionGroup]:
-        """Return the selection groups of a late batch, of those subscriptions that wait for it.
+        """Return the selection groups of a late batch, which the caller may change.
 
-        A subscription that has gone live since the batch came has read the batch on demand before:
-        its position lies after it. classes: of the batch's headers; None: the groups are known.
+        classes: of the batch's headers; None: the groups are known.
         """
-        batch = late.batch
+        content = late.batch.content
         if classes is None:
-            groups = self.known_groups(batch.content)
+            groups = self.known_groups(content)
             assert groups is not None
-        else:
-            headers, _ = batch.content.headers()
-            groups = self._group(len(headers), classes)
-        found: list[SelectionGroup] = []
-        for group in groups:
-            those = SelectionGroup(group.headers)
-            those.live = [sub for sub in group.live if sub.live and sub.position <= batch.base]
-            those.durable = [
-                sub for sub in group.durable if sub.live and sub.position <= batch.base
-            ]
-            found.append(those)
-        return found
+            return groups.copy()
+        headers, _ = content.headers()
+        return self._group(len(headers), classes)
 
     def _group(self, count: int, classes: list[tuple[BitMap, list[int]]]) -> list[SelectionGroup]:
         """Return the selection groups of a batch: subscriptions that get the same rows, together.

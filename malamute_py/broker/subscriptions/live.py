@@ -8,8 +8,8 @@ frames shared by reference; a subscription that has no credit or no room for a b
 goes on demand in that turn, and loses nothing; a live subscription that selects nothing of a batch
 costs nothing. A selection group is the subscriptions that select the same headers of a batch. A
 late batch is one that live subscriptions get in a later turn, with all batches of its stream after
-it: its headers take long to match, or so much was given that the loop has to send it first. Source:
-docs/design.md (Speed; Flow control).
+it: its headers take long to match, or more subscriptions select from it than are looked at in a
+turn, so that they get it in parts. Source: docs/design.md (Speed; Flow control).
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ SMALL_TABLE = 32
 """Headers of a batch that are matched in one go where no expression is looked for."""
 CAREFUL_BATCHES = 512
 """Batches that a subscription takes one by one after an error, to find the batch that caused it."""
+LINK_MOST = 64
+"""Live subscriptions that are looked at for each link that gets something, before it is sent."""
+QUICKLY = 4
+"""As long as they are up to so many times `fan_out_max` together."""
+LINK_LEAST = 8
+"""Live subscriptions that are looked at for each such link, however many links there are."""
 _MANY = 4
 """Selection groups from which on their rows are looked for in one pass."""
 
@@ -65,9 +71,8 @@ class Delivery:
         self._late: Final[dict[Audience, None]] = {}
         """Audiences that have late batches."""
         self.given = 0
-        """Live subscriptions that were looked at since the loop last sent."""
+        """Live subscriptions that were looked at in this turn, or since the loop last sent."""
         self._fan_out_max = shard.settings.fan_out_max
-        self._link_min = shard.settings.fan_out_link_min
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
         self._matching = matching
@@ -75,7 +80,7 @@ class Delivery:
         """Subscriptions that went on demand although they may be given something: each gets a
         turn."""
         self._waiting: Final[deque[Audience]] = deque()
-        """Audiences that were put off as too much was given: they go on in turn."""
+        """Audiences whose first late batch was put off as enough was given: they go on in turn."""
         self.queues: Final = (self.fallen, self._waiting)
 
     # --- the hot window -----------------------------------------------------------------
@@ -120,7 +125,7 @@ class Delivery:
             wake()
         if not audience.live or (durable and not audience.durable):
             return
-        if audience.late or self._waiting or self._has_given_enough():
+        if audience.late or self._waiting or self._left() <= 0:
             # Subscriptions take batches in order, and streams that were put off come first.
             if not audience.late:
                 self._waiting.append(audience)
@@ -136,7 +141,7 @@ class Delivery:
             if groups is None:
                 self._match(audience, batch, durable)
             else:
-                self._fan_out(audience, batch, durable, groups)
+                self._give_or_put_off(audience, batch, durable, groups)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._step_back(audience, batch, durable, error)
 
@@ -187,7 +192,28 @@ class Delivery:
             classes = job.classes
         else:
             classes = header_classes(index, content.headers()[0])
-        self._fan_out(audience, batch, durable, audience.groups_of_classes(content, classes))
+        groups = audience.groups_of_classes(content, classes)
+        self._give_or_put_off(audience, batch, durable, groups)
+
+    def _give_or_put_off(
+        self, audience: Audience, batch: StampedBatch, durable: bool, groups: list[SelectionGroup]
+    ) -> None:
+        """Give a batch to its selection groups, or put it off: they are too many for a turn."""
+        most = self._fan_out_max
+        if audience.live > most and sum(len(group.of(durable)) for group in groups) > most:
+            self._waiting.append(audience)
+            self._put_off(audience, LateBatch(batch, durable, groups=groups.copy()))
+            return
+        self._fan_out(audience, batch, durable, groups)
+        if durable:
+            self._note_time(batch)
+        else:
+            self._times.zeros += 1  # It was appended in this turn.
+
+    def _note_time(self, batch: StampedBatch) -> None:
+        """Count how long after its append a batch was delivered."""
+        took_ms = self._shard.now_ms - append_time_of(batch.stamp)
+        self._times.add(1_000_000 * max(0, took_ms))  # In nanoseconds.
 
     def _go_on(self, audience: Audience, job: Classing) -> None:
         """Go on in later turns to match the headers of a stream's first late batch."""
@@ -266,8 +292,9 @@ class Delivery:
         if self._is_past(late):
             self._give_up_late(audience)
             return
-        if audience.live:  # Otherwise the matching was given up, and may not be done.
-            self._give_one_late(audience, late, job)
+        # Without live subscriptions the matching was given up, and may not be done.
+        if audience.live and not self._give_one_late(audience, late, job):
+            return
         self._drop_first_late(audience)
         self._give_late(audience)
 
@@ -279,31 +306,38 @@ class Delivery:
         batch, stream = late.batch, late.batch.stream
         return batch.base < stream.purges.before or stream.is_past(batch, self._shard.now_ms)
 
-    def _has_given_enough(self) -> bool:
-        """Whether so much was given that the loop is to send it, and see to others, first."""
-        given = self.given
-        return given >= self._fan_out_max and given >= self._link_min * len(self._links.dirty)
+    def refill(self) -> None:
+        """Let a new turn of the loop give as much as a turn may."""
+        self.given = 0
+
+    def sent(self) -> None:
+        """Note that the loop sends what was given: more may be, unless some of it waits."""
+        if not self._waiting:
+            self.given = 0
+
+    def _left(self) -> int:
+        """Return how many live subscriptions may still be looked at; not above 0: the rest waits.
+
+        A message costs about as much as some ten deliveries. So links that have something to be
+        sent are given more of them together: LINK_MOST each as long as that is quickly done.
+        """
+        most, links = self._fan_out_max, len(self._links.dirty)
+        return max(most, min(LINK_MOST * links, QUICKLY * most), LINK_LEAST * links) - self.given
 
     def give_waiting(self) -> None:
-        """Go on with the audiences that were put off, up to what may be given before it is sent.
+        """Go on with the audiences that were put off, up to what may be given in a turn.
 
         Called in each turn of the broker's loop that has such work.
         """
-        while self._waiting and not self._has_given_enough():
+        while self._waiting and self._left() > 0:
             audience = self._waiting.popleft()
             # Its batches may have been given up meanwhile, and others come that are being matched.
             if audience.late and audience.late[0].job is None:
                 self._give_late(audience)
 
     def _give_late(self, audience: Audience) -> None:
-        """Give late batches in their order, up to one whose headers are still to be matched.
-
-        Once enough was given, the audience waits for a later turn.
-        """
+        """Give late batches in their order, up to one that has to wait, or to be matched."""
         while audience.late:
-            if self._has_given_enough():
-                self._waiting.append(audience)
-                return
             late = audience.late[0]
             if self._is_past(late):
                 self._give_up_late(audience)
@@ -313,22 +347,29 @@ class Delivery:
             self._drop_first_late(audience)
 
     def _give_one_late(self, audience: Audience, late: LateBatch, job: Classing | None) -> bool:
-        """Give one late batch; False: its headers are still to be matched, by a job under way.
+        """Give one late batch; False: a job under way has to match it first, or the rest waits.
 
-        job: the job that has matched the headers; None: the batch waited for another one, and its
-        groups may be known by now. An error is contained, and counts as given.
+        job: the job that has matched the headers; None: the batch waited for something else, and
+        its groups may be known by now. An error is contained, and counts as given.
         """
         content = late.batch.content
         try:
-            classes = None if job is None else job.classes
-            if job is None and audience.known_groups(content) is None:
-                late.job = audience.classing(content)
-                if not self._matching.run(late.job):
-                    self._go_on(audience, late.job)
+            if late.groups is None:
+                classes = None if job is None else job.classes
+                if job is None and audience.known_groups(content) is None:
+                    late.job = audience.classing(content)
+                    if not self._matching.run(late.job):
+                        self._go_on(audience, late.job)
+                        return False
+                    classes = late.job.classes
+                late.groups, late.job = audience.groups_of_late(late, classes), None
+            while late.groups:
+                left = self._left()
+                if left <= 0:
+                    self._waiting.append(audience)
                     return False
-                classes = late.job.classes
-            groups = audience.groups_of_late(late, classes)
-            self._fan_out(audience, late.batch, late.durable, groups)
+                self._fan_out(audience, late.batch, late.durable, late.next_groups(left))
+            self._note_time(late.batch)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._step_back(audience, late.batch, late.durable, error)
         return True
@@ -348,16 +389,11 @@ class Delivery:
     ) -> None:
         """Give a batch's rows that have not expired to live subscriptions, by selection group.
 
-        groups: all of the batch. Each is given one encoding: the batch as it is, with a bitmap of
+        groups: of the batch. Each is given one encoding: the batch as it is, with a bitmap of
         the rows, or the rows as a batch of their own.
         """
         content = batch.content
         alive = unexpired(content, self._shard.now_ms)
-        if durable or audience.late:
-            took_ms = self._shard.now_ms - append_time_of(batch.stamp)
-            self._times.add(1_000_000 * max(0, took_ms))  # In nanoseconds.
-        else:
-            self._times.zeros += 1  # It was appended in this turn.
         if (
             len(groups) >= _MANY
             and alive is None
@@ -366,7 +402,7 @@ class Delivery:
         ):
             groups = self._scatter(batch, groups, durable)
         for group in groups:
-            subscriptions = group.durable if durable else group.live
+            subscriptions = group.of(durable)
             if not subscriptions:
                 continue
             if group.headers is None and alive is None:
@@ -397,7 +433,7 @@ class Delivery:
         # which rows are sent as a batch of their own.
         rows_most = min(max(FEW_ROWS, count >> 7), self._share * count)
         for group, rows in zip(selective, rows_of_groups(batch.content, selective), strict=True):
-            subscriptions = group.durable if durable else group.live
+            subscriptions = group.of(durable)
             if not subscriptions or not rows:
                 continue
             if len(rows) < rows_most and all(sub.plain for sub in subscriptions):

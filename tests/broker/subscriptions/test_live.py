@@ -458,22 +458,47 @@ def publish_together(shell: Shell, stream: str, count: int) -> None:
     shell.send(2, *commands, frames=frames)
 
 
-def test_batches_for_many_subscriptions_are_sent_between_each_other_in_their_order() -> None:
+@pytest.mark.parametrize(("links", "most"), [(1, 128), (10, 200), (50, 408)])
+def test_what_many_subscriptions_are_given_in_a_turn_is_bounded(links: int, most: int) -> None:
+    """64 for each link that gets something, the publisher's too, up to 200; 8 where many do."""
     shell = Stepwise(fan_out_max=50)
-    for link in range(2, 14):
+    for link in range(2, 3 + links):
         shell.hello(link)
     for at in range(100):
-        shell.subscribe(4 + at % 10, at, "s")
-    shell.subscribe(3, 1, "t")
+        shell.subscribe(3 + at % links, at, "s")
     shell.rounds.clear()
     publish_together(shell, "s", 30)
-    # 10 links: each message may have 8 deliveries, which makes 80 before they are sent.
-    assert max(map(len, shell.rounds)) == 100
+    assert max(map(len, shell.rounds)) <= most
     assert sum(map(len, shell.rounds)) == 3_000
     for at in range(100):
-        assert bodies(shell.peers[4 + at % 10], at) == [b"%d" % one for one in range(30)]
+        assert bodies(shell.peers[3 + at % links], at) == [b"%d" % one for one in range(30)]
     assert not shell.broker.counters["fell_behind"]
     assert not shell.broker.gauges["late_bytes"]
+
+
+def test_a_subscription_that_lags_and_comes_back_amid_a_batch_gets_it_once() -> None:
+    """It has read the batch on demand before its turn among those that are given it live."""
+    shell = Stepwise(fan_out_max=1)
+    for link in (2, 3, 4, 5):
+        shell.hello(link)
+    for at in range(4):
+        shell.subscribe(3, at, "s")
+    peer = shell.subscribe(4, 9, "s", records=1)
+    shell.subscribe(5, 9, "s")
+    publish_together(shell, "s", 1)
+    commands = [wire.Publish("s", at + 1) for at in range(3)]
+    frames = [encode([b"n%d" % at], subject="s") for at in range(3)]
+    shell.broker.receive(2, "", commands, frames, shell.now_ms)
+    for turn in range(30):
+        shell._do(shell.broker.take_ready())
+        shell.sync()
+        shell.broker.tick(shell.now_ms)
+        if turn == 1:
+            shell.broker.receive(4, "", [wire.Credit(9, 1 << 40, 1 << 50)], [], shell.now_ms)
+    shell.run()
+    assert bodies(peer, 9) == [b"0", b"n0", b"n1", b"n2"]
+    for at in range(4):
+        assert bodies(shell.peers[3], at) == [b"0", b"n0", b"n1", b"n2"]
 
 
 def test_streams_with_many_subscriptions_have_their_turns_by_turns() -> None:
