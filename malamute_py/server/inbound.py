@@ -262,24 +262,25 @@ class Inbound:
         self._counters["bytes_in_total"] += taken
         return False
 
-    def catch_up(self, now_ms: int) -> None:
+    def catch_up(self, now_ms: int) -> int:
         """Do shares of the commands that wait, peer by peer, as many as the turn has room for.
 
         Peers may send thousands of commands at once: a turn does no more of them than half of a
-        burst, so that other peers' messages come in between.
+        burst, so that other peers' messages come in between. Returns how many it did.
         """
-        queued = self.queued
+        queued, before = self.queued, self.commands
         share = min(_COSTLY_SHARE, self._share_commands) if self.is_tight else self._share_commands
         shares = 1 if self.is_tight else max(1, self._burst_commands // share // 2)
         for _ in range(shares):
             if not queued:
-                return
+                break
             number = next(iter(queued))  # the peer that waits longest
             peer = queued.pop(number)
             if self._peers.get(number) is peer and self._take_share(peer, share, now_ms):
                 queued[number] = peer  # some wait still: behind the other peers
             if self._meter() >= self.until:
-                return
+                break
+        return self.commands - before
 
     def _take_share(self, peer: Peer, left: int, now_ms: int) -> bool:
         """Give the core a share of a peer's commands that wait; True: more wait for its next turn.

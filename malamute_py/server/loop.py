@@ -197,7 +197,7 @@ class Loop:
         began = self._meter()
         inbound, pacing = self._inbound, self._pacing
         inbound.take_ns, inbound.until = pacing.take_ns, began + pacing.take_ns
-        inbound.is_tight = pacing.was_costly or (inbound.is_tight and bool(inbound.queued))
+        inbound.is_tight = pacing.was_costly
         self._turn_until = began + pacing.turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
         commands, behind = inbound.commands, bool(inbound.queued)
@@ -222,7 +222,7 @@ class Loop:
                     local_drained = local_drained and not listener.is_local
         # Processor time at which the work begins and ends that messages cause; None: with the turn.
         work_began = work_ended = 0 if inbound.queued else None
-        read, given = drained, inbound.commands - commands
+        read, given, shared = drained, inbound.commands - commands, 0
         if inbound.queued:
             if given:
                 work_began = pacing.worked()
@@ -230,7 +230,7 @@ class Loop:
                 work_ended = pacing.worked()
                 if behind and self._awaits_syncs:
                     self._await_syncs()
-            inbound.catch_up(now_ms)
+            shared = inbound.catch_up(now_ms)
             read, drained = drained and not inbound.queued, False  # Others may have come since.
         elif given > 1:  # A lone message is not worth the question.
             work_began = pacing.worked()
@@ -264,7 +264,7 @@ class Loop:
                 self._collector.look()
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
-        long_us = pacing.end(work_began, work_ended, given)
+        long_us = pacing.end(work_began, work_ended, given, shared)
         if long_us:
             self._counters["long_turns_total"] += 1
             self._event("long_turn", "warning", {"ms": long_us // 1_000}, now_ms)

@@ -15,6 +15,8 @@ _TAKE_LEAST: Final = 16
 """Part of its time that a turn takes up messages for at least; it takes up one message always."""
 _COSTLY_NS: Final = 50_000
 """Processor time from which on a command is costly; to publish a record takes 10 to 20 us."""
+_CHEAP_NS: Final = 25_000
+"""Processor time of a command in a share up to which those that wait are costly no more."""
 _LONG_TURN_US: Final = 100_000
 """Processor time from which on a turn of the loop is logged: all peers have waited for it."""
 
@@ -28,7 +30,7 @@ class Pacing:
         self.take_ns = self.take_most_ns = self.turn_ns // 2
         """How long the next turn takes up messages: less, when what comes of them takes long."""
         self.was_costly = False
-        """Whether the commands of the last turn took long, each of them and together."""
+        """Whether commands took long lately, each of them and together."""
         self.longest_us = 0
         """Processor time of the longest turn so far."""
         self.worked = worked
@@ -39,7 +41,9 @@ class Pacing:
         the first turn is neither."""
         self._notable_turn_ns = 0
 
-    def end(self, began_ns: int | None, ended_ns: int | None, commands: int) -> int:
+    def end(
+        self, began_ns: int | None, ended_ns: int | None, commands: int, shared: int = 0
+    ) -> int:
         """Note that a turn ends, and set the time for which the next one takes up messages.
 
         The work that messages cause (fan-out, hand-outs, appends) is known only when it is done,
@@ -49,15 +53,22 @@ class Pacing:
         also those of this turn's messages, nor what is done after them.
 
         began_ns, ended_ns: processor time at which that work began and ended; None: as the turn
-        began or ended. commands: how many caused it. Returns the turn's microseconds where it is to
-        be logged, else 0.
+        began or ended. commands: how many caused it. shared: commands of the turn's shares. Returns
+        the turn's microseconds where it is to be logged, else 0.
         """
         worked_ns, took_us = self.worked(), 0
         began_ns = self._ended_ns if began_ns is None else began_ns
         caused_ns = (worked_ns if ended_ns is None else ended_ns) - began_ns
         took_long = caused_ns > self.turn_ns - self.take_most_ns
-        # Of a lone command, or none, the work is all of the turn: that for readers that lag, too.
-        self.was_costly = took_long and commands > 1 and caused_ns > _COSTLY_NS * commands
+        # What commands cost may be known when they are taken up, or by the work that they cause. Of
+        # a lone command, or none, that is all of the turn: the work for readers that lag, too.
+        cost_ns = max(caused_ns, began_ns - self._ended_ns)
+        if commands > 1 and cost_ns > max(self.take_most_ns, _COSTLY_NS * commands):
+            self.was_costly = True
+        elif self.was_costly:
+            # Those that wait, of which a turn does a share, may be costly still.
+            shares_ns = worked_ns - max(ended_ns or 0, self._ended_ns)
+            self.was_costly = shared > 0 and shares_ns > _CHEAP_NS * shared
         # The work took more than its part of a turn: half the time next; else an eighth more.
         if took_long:
             self.take_ns = max(self.take_ns // 2, self.take_most_ns // _TAKE_LEAST)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from malamute_py.server.pacing import Pacing
 
 TURN_NS = 2_500_000
@@ -15,12 +17,15 @@ class Processor:
         self.used_ns = 0
         self.pacing = Pacing(TURN_NS // 1_000, lambda: self.used_ns)
 
-    def turn(self, used_ns: int, *, taking_ns: int = 0, shares_ns: int | None = None) -> int:
+    def turn(
+        self, used_ns: int, *, taking_ns: int = 0, shares_ns: int | None = None,
+        commands: int = 1_000,
+    ) -> int:  # fmt: skip
         began_ns = self.used_ns + taking_ns
         self.used_ns += used_ns
         if shares_ns is None:
-            return self.pacing.end(began_ns if taking_ns else None, None, 1_000)
-        return self.pacing.end(began_ns, self.used_ns - shares_ns, 1_000)
+            return self.pacing.end(began_ns if taking_ns else None, None, commands)
+        return self.pacing.end(began_ns, self.used_ns - shares_ns, commands)
 
 
 def test_work_that_messages_cause_halves_the_time_for_which_they_are_taken_up() -> None:
@@ -69,6 +74,31 @@ def test_commands_are_costly_that_take_long_each_and_together() -> None:
         processor.pacing.end(began_ns, None, commands)
         costly.append(processor.pacing.was_costly)
     assert costly == [True, False, False, True, False, False], "of a lone one nobody can tell"
+
+
+def test_commands_are_costly_that_take_long_to_be_taken_up() -> None:
+    """64 members that joined and left a group took 5 ms, and a confirm waited for ten peers."""
+    processor = Processor()
+    costly = []
+    for taking_ns, commands in ((64 * 51_000, 64), (64 * 49_000, 64), (MOST_NS, 2), (TURN_NS, 1)):
+        processor.turn(0)  # It is forgotten.
+        began_ns = processor.used_ns = processor.used_ns + taking_ns
+        processor.pacing.end(began_ns, None, commands)
+        costly.append(processor.pacing.was_costly)
+    assert costly == [True, False, False, False]
+
+
+@pytest.mark.parametrize("given", [0, 2])
+def test_commands_are_costly_as_long_as_the_shares_of_those_that_wait_are(given: int) -> None:
+    processor = Processor()
+    processor.turn(10 * TURN_NS, commands=64)
+    costly = []
+    for share_ns in (16 * 26_000, 16 * 26_000, 16 * 25_000, 16 * 26_000):
+        at_ns = processor.used_ns if given else 0
+        processor.used_ns += share_ns
+        processor.pacing.end(at_ns, at_ns, given, 16)
+        costly.append(processor.pacing.was_costly)
+    assert costly == [True, True, False, False], "cheap shares alone do not make them costly"
 
 
 def test_a_turn_of_a_tenth_of_a_second_is_told_and_the_longest_is_remembered() -> None:
