@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 
 from malamute_protocol import commands as wire
@@ -112,6 +113,10 @@ class Peer:
         for command in commands:
             owned = list(frames[place : place + command.content_frames])
             place += command.content_frames
+            if type(command) is wire.Result:
+                # The broker has encoded its value, which a real peer decodes.
+                value = msgspec.msgpack.decode(cast("msgspec.Raw", command.value))
+                command = wire.Result(command.request, value)
             self.commands.append(command)
             self.link.received(command)
             before = sum(map(len, self.received.values()))

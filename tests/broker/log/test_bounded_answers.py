@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -202,3 +203,28 @@ def test_rows_whose_requests_one_mail_can_name_are_the_first_ones() -> None:
     assert named_rows(one_request, every, 10_000) == every
     one_request.expiries = [1] * 10_000  # Every other row may expire before the rest is told.
     assert named_rows(one_request, every, 10_000) == (1 << ALWAYS_NAMED) - 1
+
+
+@pytest.mark.moderate
+def test_answers_that_a_peer_does_not_take_have_the_memory_of_their_bytes() -> None:
+    """Ten links that listed streams and read slowly had the broker grow by 900 MiB."""
+    shell = Shell()
+    for link in (1, 2):
+        shell.hello(link)
+    for at in range(500):
+        shell.send(2, wire.CreateStream(at + 1, f"s{at}", {}))
+    shell.broker.receive(1, "", [wire.ListStreams(1, limit=500)], [], shell.now_ms)
+    shell.run()
+    size = size_of(shell.peers[1].last(wire.Result).value)
+    shell.broker.blocked(1)
+    tracemalloc.start()
+    try:
+        commands = [wire.ListStreams(at, limit=500) for at in range(2, 22)]
+        shell.broker.receive(1, "", commands, [], shell.now_ms)
+        for _ in range(40):
+            shell._do(shell.broker.take_ready())
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert shell.broker._links.table[1].results == 20
+    assert 20 * size < taken < 21 * size + 200_000

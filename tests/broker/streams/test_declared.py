@@ -94,7 +94,7 @@ def test_a_stream_is_created_again_with_any_version_of_its_schema() -> None:
 def test_a_schema_that_follows_is_a_version_and_batches_of_both_are_taken() -> None:
     shell = typed()
     facts = asked(shell, wire.EditStream(2, "s", {"schema": NEW}))
-    assert facts["settings"]["former_schemas"] == (OLD,)
+    assert facts["settings"]["former_schemas"] == [OLD]
     assert [put(shell, rows(schema), n) for n, schema in enumerate((OLD, NEW, OTHER), 1)] == [
         "", "", "bad_schema",
     ]  # fmt: skip
@@ -200,7 +200,7 @@ def test_the_schemas_are_told_to_who_may_read_or_write() -> None:
     shell = typed()
     asked(shell, wire.EditStream(2, "s", {"schema": NEW}))
     value = asked(shell, wire.StreamSchemas(3, "s"))
-    schemas = [(schema_id(OLD), OLD), (schema_id(NEW), NEW)]
+    schemas = [[schema_id(OLD), OLD], [schema_id(NEW), NEW]]
     uuid = shell.stream("s").uuid
     settings = {"keep": "", "body_kind": "arrow"}
     assert value == {"stream": uuid, **settings, "schemas": schemas, "batch_bytes_max": {}}
