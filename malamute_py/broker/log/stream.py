@@ -42,12 +42,16 @@ BATCH_OVERHEAD = 2_000
 """Bytes that a batch in the hot window takes beside its content, about."""
 HEADER_OVERHEAD = 300
 """Bytes that each distinct subject and field map of a batch takes besides."""
+FIELDS_OVERHEAD = 10
+"""Bytes that the field maps of a batch take besides for each byte of theirs: a field of 15 bytes,
+its texts and its places in a map and a tuple, takes some 150."""
 
 
 def headers_memory(content: Content) -> int:
     """Return about how many bytes a batch's header tables take in memory, once they were read."""
     head = content.head
-    return HEADER_OVERHEAD * (head.subjects_count + head.fieldmaps_count)
+    headers = head.subjects_count + head.fieldmaps_count
+    return HEADER_OVERHEAD * headers + FIELDS_OVERHEAD * head.fieldmaps_bytes
 
 
 class StampedBatch(msgspec.Struct, eq=False):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
 
 from malamute_protocol import commands as wire
+from malamute_protocol.content import Content
 from malamute_protocol.encode import encode
+from malamute_py.broker.log.stream import headers_memory
 from tests.broker.shell import Shell, bodies, offsets
 
 
@@ -546,3 +549,24 @@ def test_a_subscription_that_ends_while_its_batches_wait_gets_no_more_of_them() 
     assert ended.next == len(bodies(peer, 1))
     assert len(bodies(peer, 1)) < 9
     assert len(bodies(peer, 2)) == 9
+
+
+# --- the hot window --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 6, 20])
+def test_header_tables_count_in_the_hot_window_as_what_they_take(size: int) -> None:
+    """100 MiB of field maps stayed in memory, which counted as 16."""
+    data = encode(
+        [b""] * 300, subject=[f"s.{at}" for at in range(300)],
+        fields=[{f"field{n}": f"{at:0{size}}" for n in range(40)} for at in range(300)],
+    )  # fmt: skip
+    tracemalloc.start()
+    try:
+        content = Content(data)
+        headers, _ = content.headers()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(headers) == 300
+    assert 0.4 * taken < headers_memory(content) < 2.5 * taken
