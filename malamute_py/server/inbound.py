@@ -12,7 +12,7 @@ ARCHITECTURE.md, "What a peer may cost".
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,8 +27,9 @@ from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.guard import EVENTS_A_TURN, Guard, has_events
 from malamute_py.server.connections.numbering import Numbering
 from malamute_py.server.parts import Core
-from malamute_py.server.peers import Arrived, Peer, Peers
+from malamute_py.server.peers import Peer, Peers
 from malamute_py.server.sockets import Listener
+from malamute_py.server.waiting import Arrived, Waiting
 
 _KEEP_FRAME_FROM = 8 << 10
 """Size from which on a content frame is kept as it is. Smaller ones are copied: libzmq cuts small
@@ -232,7 +233,7 @@ class Inbound:
                     # Commands of an earlier message of the peer wait, and the order stays; or this
                     # one has much to decode, for which the others of the turn do not wait.
                     if peer.queued is None:
-                        peer.queued, self.queued[peer.number] = deque(), peer
+                        peer.queued, self.queued[peer.number] = Waiting(), peer
                     peer.queue(Arrived(frames, size, parts))
                     continue
                 if peer.connection is not None:
@@ -252,7 +253,7 @@ class Inbound:
             ):
                 # They have their turn once all messages of this turn are taken up: a message of few
                 # commands does not wait for a message of many, nor for one that is read ahead.
-                peer.queued, peer.commands, peer.frames = deque(), commands, frames[1:]
+                peer.queued, peer.commands, peer.frames = Waiting(), commands, frames[1:]
                 self.queued[peer.number] = peer
             else:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
@@ -395,7 +396,7 @@ class Inbound:
             self._core.failed(0, "receiving", error, now_ms)
             return True
         if peer is not None:
-            peer.queued = deque()
+            peer.queued = Waiting()
             peer.queue(arrived)
             self.queued[peer.number] = peer
         return listener not in self.held

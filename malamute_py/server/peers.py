@@ -11,7 +11,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Container, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import zmq
 
@@ -21,16 +21,9 @@ from malamute_protocol.header import Remains
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.counts import Connections
 from malamute_py.server.sockets import Listener
+from malamute_py.server.waiting import CHUNK_BYTES, Arrived, Waiting
 
 Frames: TypeAlias = Sequence[Any]
-
-
-class Arrived(NamedTuple):
-    """A message as it came, and its bytes on the wire."""
-
-    frames: list[Any]
-    bytes: int
-    parts: int
 
 
 _NOBLOCK = int(zmq.NOBLOCK)
@@ -40,6 +33,8 @@ FREED_A_TURN = 1_024
 """Messages and frames of lost links that are freed in a turn: 0.1 ms, and 0.7 ms where libzmq holds
 their frames. The newest go first: of 180 MB in the other order the C library gave all back at the
 last one, which took 21 ms."""
+_CHUNK_COUNTS = CHUNK_BYTES >> 10
+"""Messages as which a chunk of small ones counts then."""
 _RETRY_MIN_MS = 1
 _RETRY_MAX_MS = 100
 
@@ -99,7 +94,7 @@ class Peer:
         self.strict = listener.authenticated or not self.numbered
         """Whether each message must be shown to have come by this peer's own connection: another
         peer may have the same routing id later, or credentials count."""
-        self.queued: deque[Arrived] | None = None
+        self.queued: Waiting | None = None
         """Messages that came while commands of an earlier one wait for their turn, if some do."""
         self.queued_bytes = 0
         self.queued_parts = 0
@@ -139,14 +134,14 @@ class Peer:
     def queue(self, arrived: Arrived) -> None:
         """Keep a message until the commands of those before it had their turn: catch_up()."""
         assert self.queued is not None
-        self.queued.append(arrived)
+        self.queued.add(arrived)
         self.queued_bytes += arrived.bytes
         self.queued_parts += arrived.parts
 
     def next_queued(self) -> Arrived:
         """Take the first message that waits; the guard no longer counts it as unread."""
         assert self.queued
-        arrived = self.queued.popleft()
+        arrived = self.queued.take()
         self.queued_bytes -= arrived.bytes
         self.queued_parts -= arrived.parts
         self.delivered(arrived.bytes, arrived.parts)
@@ -195,7 +190,7 @@ class Peers:
         """Number of the next link."""
         self._by_number: dict[int, Peer] = {}
         self._by_route: dict[Listener, dict[bytes, Peer]] = {}
-        self._dropped: deque[deque[Arrived]] = deque()
+        self._dropped: deque[Waiting] = deque()
         """Messages of lost links that waited for their turn, freed in shares: see free()."""
         self._remains = Remains()
         """Frames, commands and messages that were to be sent; freed before more of `_dropped`."""
@@ -337,8 +332,9 @@ class Peers:
         most, dropped, remains = FREED_A_TURN, self._dropped, self._remains
         while most > 0 and (dropped or remains.parts):
             if not remains.parts:
-                remains.parts.append(dropped[-1].pop().frames)
-                most -= 1
+                frames = dropped[-1].drop()
+                remains.parts.append(frames)
+                most -= 1 if frames else _CHUNK_COUNTS
                 if not dropped[-1]:
                     dropped.pop()
             most = remains.free(most)

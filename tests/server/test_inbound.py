@@ -16,7 +16,7 @@ from malamute_py.config import Config
 from malamute_py.server import inbound
 from malamute_py.server.connections.guard import EVENTS_A_TURN
 from malamute_py.server.inbound import Inbound
-from malamute_py.server.peers import Arrived
+from malamute_py.server.waiting import Arrived
 
 _FRAME_NS = 1_000
 QUESTION = [b"our own question"]

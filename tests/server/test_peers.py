@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 import zmq
 
 from malamute_protocol.commands import Ping
-from malamute_py.server.peers import FREED_A_TURN, Arrived, Peer, Peers
+from malamute_py.server.peers import FREED_A_TURN, Peer, Peers
+from malamute_py.server.waiting import Arrived, Waiting
 
 MESSAGES, FRAMES = 3_000, 2
 
@@ -45,7 +45,7 @@ def link(peers: Peers, socket: Any) -> Peer:
     peer = peers.add(listener, zmq.Frame(b"\0abcd"))
     connection: Any = SimpleNamespace(delivered=0, frames=0, links={peer.number})
     peer.connection = connection
-    peer.queued = deque()
+    peer.queued = Waiting()
     for _ in range(MESSAGES):
         peer.queue(Arrived([Left() for _ in range(FRAMES)], 20, FRAMES + 1))
     return peer
