@@ -137,6 +137,9 @@ class Peer:
         self.queued.add(arrived)
         self.queued_bytes += arrived.bytes
         self.queued_parts += arrived.parts
+        if self.connection is not None:
+            self.connection.waiting += arrived.bytes
+            self.connection.waiting_frames += arrived.parts
 
     def next_queued(self) -> Arrived:
         """Take the first message that waits; the guard no longer counts it as unread."""
@@ -144,8 +147,15 @@ class Peer:
         arrived = self.queued.take()
         self.queued_bytes -= arrived.bytes
         self.queued_parts -= arrived.parts
-        self.delivered(arrived.bytes, arrived.parts)
+        self.waits_no_more(arrived.bytes, arrived.parts)
         return arrived
+
+    def waits_no_more(self, size: int, parts: int) -> None:
+        """Count messages that waited as read from the peer's connection."""
+        if self.connection is not None:
+            self.connection.waiting -= size
+            self.connection.waiting_frames -= parts
+        self.delivered(size, parts)
 
     def delivered(self, size: int, parts: int) -> None:
         """Count a whole message as read from the peer's connection; the guard judges the rest."""
@@ -315,7 +325,7 @@ class Peers:
         free(): there may be as many as a connection may leave unread.
         """
         if peer.queued:
-            peer.delivered(peer.queued_bytes, peer.queued_parts)
+            peer.waits_no_more(peer.queued_bytes, peer.queued_parts)
             self._dropped.append(peer.queued)
             self.freeing = True
         if peer.commands:

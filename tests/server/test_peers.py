@@ -43,7 +43,9 @@ def link(peers: Peers, socket: Any) -> Peer:
     """Return a link whose commands wait, and messages after these."""
     listener: Any = Listening(socket)
     peer = peers.add(listener, zmq.Frame(b"\0abcd"))
-    connection: Any = SimpleNamespace(delivered=0, frames=0, links={peer.number})
+    connection: Any = SimpleNamespace(
+        delivered=0, frames=0, waiting=0, waiting_frames=0, links={peer.number}
+    )
     peer.connection = connection
     peer.queued = Waiting()
     for _ in range(MESSAGES):

@@ -20,7 +20,7 @@ class Connection:
         "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
         "frames", "heard_rss", "inode", "is_cut", "is_tcp", "links", "looks", "memory", "monitor",
         "quiet", "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
-        "stretch_frames", "surplus", "taken_ms", "unread", "user",
+        "stretch_frames", "surplus", "taken_ms", "unread", "user", "waiting", "waiting_frames",
     )  # fmt: skip
 
     def __init__(
@@ -48,10 +48,13 @@ class Connection:
         """Bytes on the wire of the whole messages read from the connection; the loop counts."""
         self.frames = 0
         """Frames of these messages; the loop counts."""
+        self.waiting = self.waiting_frames = 0
+        """Bytes and frames of messages that were taken up and wait for their turn, which counts as
+        unread; the loop counts."""
         self.seen = 0
         """`delivered` at the last look."""
         self.sampled = self.sampled_frames = 0
-        """Values of `delivered` and `frames` when the size of its frames was measured last."""
+        """Bytes and frames taken up when the size of its frames was measured last."""
         self.frame_bytes = 0.0
         """Average bytes of the connection's frames on the wire; 0: too few were taken up yet."""
         self.base = 0

@@ -35,6 +35,8 @@ _QUIET_LOOKS = 8
 bytes that libzmq has not read yet show, and often there are none."""
 _SAMPLE_FRAMES = 256
 """Frames of a connection that are taken up before it is judged by their average size."""
+_FIRST_SAMPLE_FRAMES = 64
+"""Frames that are enough where there is no average yet: of costly commands few are taken up."""
 _TINY_BYTES = 36
 """Size up to which frames are tiny: libzmq copies them into the message itself. The memory of those
 that wait is bounded."""
@@ -94,18 +96,20 @@ class UnreadBytes:
                 base = arrived
             connection.base = base
             connection.seen = connection.delivered
-            # How large the frames are tells how much memory unread ones take.
-            frames = connection.frames - connection.sampled_frames
-            if frames >= _SAMPLE_FRAMES:
-                connection.frame_bytes = (connection.delivered - connection.sampled) / frames
-                connection.sampled = connection.delivered
-                connection.sampled_frames = connection.frames
             if drained:
                 # What is unread now is another message than at the looks before.
                 connection.looks = 0
                 connection.rss = self._memory.rss
         elif connection.seen == 0 and now_ms - connection.accepted_ms > self._hello_ms:
             return "no message came after connecting"
+        # How large the frames are tells how much memory unread ones take.
+        frames = connection.frames + connection.waiting_frames
+        enough = _SAMPLE_FRAMES if connection.frame_bytes else _FIRST_SAMPLE_FRAMES
+        if frames - connection.sampled_frames >= enough:
+            size = connection.delivered + connection.waiting
+            sampled = size - connection.sampled, frames - connection.sampled_frames
+            connection.frame_bytes = sampled[0] / sampled[1]
+            connection.sampled, connection.sampled_frames = size, frames
         if not connection.is_tcp:
             silent = self._local.judge(connection, said > 0, self.total, now_ms, drained)
             if silent is not None:

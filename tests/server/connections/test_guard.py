@@ -279,6 +279,20 @@ def test_small_frames_that_wait_count_what_they_need_in_memory(
         assert watched.cuts == []
 
 
+def test_frames_that_were_taken_up_and_wait_tell_the_size_of_those_behind_them() -> None:
+    """Of costly commands few had had their turn: 229 MiB were counted where 890 were taken."""
+    with Watched() as watched:
+        for _ in range(2):
+            watched.arrives(300 * 130)
+            watched.connection.waiting += 300 * 130
+            watched.connection.waiting_frames += 300
+            watched.look(drained=False)
+        watched.arrives(1_000_000)
+        watched.grows(200 << 20)
+        watched.look(drained=False)
+        assert watched.connection.memory == int((1_000_000 + 600 * 130) * (1 + 8_192 / 130))
+
+
 def test_small_frames_count_for_no_more_than_memory_has_grown() -> None:
     with Watched() as watched:
         watched.delivers(frames=300, frame_bytes=10)
