@@ -98,7 +98,9 @@ class MailboxAdmin:
         """PEEK_MAILs that wait, by link."""
         self._peeking = False
         """Whether a PEEK_MAIL is under way."""
-        self.queues: Final = (self._jobs, self._peeks.waiting)
+        self._described: Final[deque[Peeking]] = deque()
+        """The PEEK_MAIL under way, once its bodies have come."""
+        self.queues: Final = (self._jobs, self._peeks.waiting, self._described)
         """Queues that are all empty while the administration has nothing to do."""
 
     def handlers(self) -> dict[type[Command], Callable[[Link, Any], None]]:
@@ -345,16 +347,19 @@ class MailboxAdmin:
         return (
             bool(self._jobs)
             or bool(self._mailboxes.ended)
+            or bool(self._described)
             or (bool(self._peeks.waiting) and not self._peeking)
         )
 
     def work(self) -> None:
-        """Begin a PEEK_MAIL, and empty a mailbox by a piece.
+        """Begin a PEEK_MAIL or go on with it, and empty a mailbox by a piece.
 
         Called once a turn of the broker, so that long commands share it with all else.
         """
         if self._peeks and not self._peeking:
             self._peek_once()
+        if self._described:
+            self._describe(self._described[0])
         jobs, ended = self._jobs, self._mailboxes.ended
         while ended:  # Temporary mailboxes whose session has ended: emptied without an answer.
             jobs.append(Emptying(ended.popleft()))
@@ -420,13 +425,25 @@ class MailboxAdmin:
         self._links.count_query(link)  # One more command of the link that is not answered yet.
         peeking = Peeking(
             self._shard, self._links, self._bodies, self._answers, link, command, mailbox,
-            self._peeked,
+            self._described.append,
         )  # fmt: skip
         self._peeks.add(link, peeking)
 
-    def _peeked(self) -> None:
-        """Note that the PEEK_MAIL under way is over, so that `work` begins the next one."""
-        self._peeking = False
+    def _describe(self, peeking: Peeking) -> None:
+        """Go on with the answer of the PEEK_MAIL under way; then the next one may begin.
+
+        An error ends the link that asked.
+        """
+        goes_on = False
+        try:
+            goes_on = peeking.go_on()
+        except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
+            peeking.link.queries -= 1
+            self._links.fail(peeking.link, "PEEK_MAIL", error)
+        finally:
+            if not goes_on:
+                self._described.popleft()
+                self._peeking = False
 
     def _peek_once(self) -> None:
         """Begin one PEEK_MAIL; each link has its turn, and one is under way at a time.

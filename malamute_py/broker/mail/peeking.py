@@ -2,7 +2,7 @@
 
 Owns one PEEK_MAIL from the choice of its messages to its answer. The rules: messages and bytes are
 bounded; bodies on the disk are read first, and the answer describes the messages that are there
-when the bodies have come. Source: SPEC.md, section 4.4.
+then; a turn describes messages while its share lasts. Source: SPEC.md, section 4.4.
 
 A put is the messages of one batch in one mailbox: one row of the tables (MessageRow), under the
 number of its first message (`base`). Its messages are its rows, and a set of them is a mask: an
@@ -11,7 +11,7 @@ integer whose lowest bit is the first row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -38,13 +38,14 @@ class Peeking:
 
     def __init__(
         self, shard: Shard, links: Links, bodies: Bodies, answers: Answers, link: Link,
-        command: PeekMail, mailbox: Mailbox, done: Callable[[], None],
+        command: PeekMail, mailbox: Mailbox, ready: Callable[[Peeking], None],
     ) -> None:  # fmt: skip
-        """done: called before the answer is sent; the next PEEK_MAIL may begin then."""
+        """ready: takes it when no body is waited for any more: then go_on() makes the answer."""
+        self._shard = shard
         self._links = links
         self._bodies = bodies
         self._answers = answers
-        self._done = done
+        self._ready = ready
         self._bytes_max = shard.settings.peek_bytes_max
         self.link = link
         self._command = command
@@ -53,6 +54,8 @@ class Peeking:
         self._page: Entries[dict[str, Any]] = Entries(self._limit, self._limit)
         self._rows: list[MessageRow] = []
         """The chosen messages."""
+        self._places = _messages(self._rows, command.after)
+        """Those of them that are not described yet."""
         self._found: dict[int, Body | None] = {}
         """Number of a batch -> its body; None: it is lost."""
         self._waiting = 1
@@ -61,7 +64,7 @@ class Peeking:
         """Further messages do not fit into this answer."""
 
     def begin(self) -> None:
-        """Choose the messages, and ask for their bodies; called when the PEEK_MAIL has its turn."""
+        """Choose the messages, and ask for their bodies; called when the PEEK_MAIL is the next."""
         if not self.link.open:
             self._arrived()  # A link that has ended is not answered; the next PEEK_MAIL may begin.
             return
@@ -73,7 +76,7 @@ class Peeking:
         before_first = -1 if first is None else first - 1
         for base in mailbox.order.after(before_first):
             row = table[number, base]
-            left = self._rows_to_show(row)
+            left = _rows_to_show(row, after)
             if not left:
                 continue
             # One put is taken however large it is, so that each page gets further.
@@ -92,43 +95,41 @@ class Peeking:
         self._arrived()
 
     def _body_came(self, base: int, body: Body | None) -> None:
-        """Keep the body of a batch (None: it is lost), and answer if it was the last one."""
+        """Keep the body of a batch; None: it is lost."""
         self._found[base] = body
         self._arrived()
 
     def _arrived(self) -> None:
-        """Answer the PEEK_MAIL once the last body that it waits for was found or is lost."""
+        """Call `ready` once the last body that it waits for was found or is lost."""
         self._waiting -= 1
-        if self._waiting:
-            return
-        self._done()  # before anything that may raise
+        if not self._waiting:
+            self._ready(self)
+
+    def go_on(self) -> bool:
+        """Describe messages while the share of the turn lasts; False: it is answered, or no more.
+
+        A page of a thousand messages took 10 to 20 ms.
+        """
         link = self.link
-        link.queries -= 1
-        if not link.open:
-            return
-        try:  # It was within the bound when it asked.
-            self._answers.check(link)
+        try:
+            if link.open:
+                self._answers.check(link)  # It was within the bound when it asked.
+                lasts = self._shard.share()
+                # Of the messages one fits, however large: the caller gets on.
+                for row, place in self._places:
+                    if not self._page.add(self._entry(row, place)):
+                        self._more = True
+                        break
+                    if not lasts():
+                        return True
         except BrokerRefused as error:
+            link.queries -= 1
             self._answers.refuse_with(link, self._command, error)
-            return
-        # The messages that are there now, of which one fits, however large: the caller gets on.
-        self._more |= self._page.add_all(
-            self._entry(row, place)
-            for row in self._rows for place in places_of(self._rows_to_show(row))
-        )  # fmt: skip
+            return False
+        link.queries -= 1
         value = {"messages": self._page.found, "more": self._more}
         self._answers.result(link, self._command, value)
-
-    def _rows_to_show(self, row: MessageRow) -> int:
-        """Return the bitmap of the messages of a put that the caller has not seen on earlier pages.
-
-        The command names the last number that the caller has seen (`after`).
-        """
-        left, after = row.left, self._command.after
-        if row.base <= after:
-            seen = min(after + 1 - row.base, row.count)
-            left = left >> seen << seen  # clears the lowest `seen` bits
-        return left
+        return False
 
     def _entry(self, row: MessageRow, place: int) -> dict[str, Any]:
         """Return the facts that the answer of a PEEK_MAIL shows of one message.
@@ -210,3 +211,25 @@ class Peeking:
         entry["bytes"] = end - first
         if shown > 0:
             entry["body"] = bytes(bodies.blob[first : min(end, first + shown)])
+
+
+def _messages(rows: list[MessageRow], after: int) -> Iterator[tuple[MessageRow, int]]:
+    """Yield the messages to describe that are there by now, as a put and a row of it.
+
+    rows: the puts. after: the last number that the caller has seen.
+    """
+    for row in rows:
+        for place in places_of(_rows_to_show(row, after)):
+            yield row, place
+
+
+def _rows_to_show(row: MessageRow, after: int) -> int:
+    """Return the bitmap of the messages of a put that the caller has not seen on earlier pages.
+
+    after: the last number that the caller has seen.
+    """
+    left = row.left
+    if row.base <= after:
+        seen = min(after + 1 - row.base, row.count)
+        left = left >> seen << seen  # clears the lowest `seen` bits
+    return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -254,3 +255,31 @@ def test_deliveries_that_are_not_read_refuse_no_question() -> None:
     post.mail(1, "m", [b"x"])
     post.broker._links.table[2].room = 0
     assert peeks(post, 500, 1) == [""]
+
+
+def first_of(post: Post, place: int) -> int:
+    """Return the number of the message at a place of mailbox `m`, of which each put has ten."""
+    mailbox = post.broker._mail.mailboxes.by_name["m"]
+    return list(mailbox.order.after(-1))[place // 10] + place % 10
+
+
+def test_a_page_of_many_messages_is_described_over_turns() -> None:
+    """A thousand held a turn for 10 to 20 ms, and a confirm waited for those of ten links."""
+    post = Post(meter=itertools.count().__next__, matching_share=10)
+    for at in range(10):
+        post.mail(1, "m", [b"%d" % one for one in range(10 * at, 10 * at + 10)])
+    peer = post.peers[2]
+    post.broker.receive(2, "", [wire.PeekMail(7, "m", -1, 1_000, 9)], [], post.now_ms)
+    post.broker.receive(
+        2, "", [wire.PeekMail(8, "m", first_of(post, 90) - 1, 1_000, 9)], [], post.now_ms
+    )
+    turns = 0
+    while not peer.of(wire.Result):
+        post._do(post.broker.take_ready())
+        turns += 1
+    assert turns > 8
+    post.run()
+    first, second = [result.value["messages"] for result in peer.of(wire.Result)]
+    assert [entry["body"] for entry in first] == [b"%d" % at for at in range(100)]
+    assert [entry["body"] for entry in second] == [b"%d" % at for at in range(90, 100)]
+    assert post.broker._links.table[2].queries == 0
