@@ -535,3 +535,72 @@ def credit_abuse(aim: Aim) -> None:
                 reader.say(wire.Credit(number, size, aim.chance.choice(sizes)))
         reader.discard()
         writer.discard()
+
+
+@attack(6)
+def many_subscriptions(aim: Aim) -> None:
+    """Ten clients with a thousand subscriptions each, and one record after another for them all."""
+    readers = [aim.peer() for _ in range(10)]
+
+    def begin(reader: Any) -> None:
+        for first in range(0, 1_000, 50):
+            numbers = range(first, first + 50)
+            reader.say(*[wire.Subscribe(n + 1, "many", ["all"], [1], ALL, ALL) for n in numbers])
+        reader.say(wire.Ping(1))
+        reader.take(wire.Pong)
+
+    for reader in readers:
+        reader.first(lambda reader=reader: begin(reader))  # type: ignore[misc]
+    writer = aim.peer()
+    content = encode([b"x"])
+    while aim.more():
+        writer.say(*[wire.Publish("many", n + 1) for n in range(64)], frames=[content] * 64)
+        for peer in (*readers, writer):
+            peer.discard()
+
+
+@attack(30, keeps=32 * MIB)
+def memberships(aim: Aim) -> None:
+    """Ten clients that join groups and leave them, 32 times a message."""
+    writer = aim.peer()
+    subjects = [f"key.{n}" for n in range(1_000)]
+    for tracker in range(8):
+        content = encode([b"x"] * 1_000, subject=subjects)
+        writer.say(wire.Publish("joined", tracker), frames=[content])
+    peers = [aim.peer() for _ in range(10)]
+    kinds = ("keyed", "shared", "exclusive")
+    commands = [
+        command
+        for n in range(32)
+        for command in (
+            wire.JoinGroup(n + 1, "joined", f"g{n % 3}", ["all"], kinds[n % 3], [0], 100, ALL),
+            wire.Unsubscribe(n + 1),
+        )
+    ]
+    while aim.more():
+        for peer in peers:
+            peer.say(*commands)
+            peer.discard()
+
+
+@attack(20, keeps=96 * MIB, files=8)
+def pages_of_all(aim: Aim) -> None:
+    """Ten clients that ask for pages of streams and of mail, and for facts, 64 times a message."""
+    peer = aim.peer()
+    for first in range(0, 1_000, 50):
+        peer.say(*[wire.CreateStream(n + 1, f"listed.{n}", {}) for n in range(first, first + 50)])
+    for tracker in range(4):
+        peer.say(wire.Send("listed", tracker), frames=[encode([b"x" * 200] * 1_000)])
+    peer.say(wire.Ping(1))
+    peer.take(wire.Pong)
+    asked: tuple[Callable[[int], Any], ...] = (
+        lambda n: wire.ListStreams(n, limit=1_000),
+        lambda n: wire.PeekMail(n, "listed", -1, 1_000, 1_000),
+        lambda n: wire.BrokerInfo(n, ""),
+    )
+    messages = [[question(n) for n in range(64)] for question in asked]
+    peers = [aim.peer() for _ in range(10)]
+    while aim.more():
+        for place, peer in enumerate(peers):
+            peer.say(*messages[(aim.round + place) % 3])
+            peer.discard()
