@@ -13,6 +13,9 @@ from typing import Final
 
 _TAKE_LEAST: Final = 16
 """Part of its time that a turn takes up messages for at least; it takes up one message always."""
+_TAKE_LEAST_COSTLY: Final = 3
+"""This part where commands are costly: most messages only wait then, and small ones are among the
+next. They wait for as many turns as it takes to take up those of other peers."""
 _COSTLY_NS: Final = 50_000
 """Processor time from which on a command is costly; to publish a record takes 10 to 20 us."""
 _CHEAP_NS: Final = 25_000
@@ -71,7 +74,8 @@ class Pacing:
             self.was_costly = shared > 0 and shares_ns > _CHEAP_NS * shared
         # The work took more than its part of a turn: half the time next; else an eighth more.
         if took_long:
-            self.take_ns = max(self.take_ns // 2, self.take_most_ns // _TAKE_LEAST)
+            part = _TAKE_LEAST_COSTLY if self.was_costly else _TAKE_LEAST
+            self.take_ns = max(self.take_ns // 2, self.take_most_ns // part)
         elif self.take_ns < self.take_most_ns:
             self.take_ns = min(self.take_ns + self.take_ns // 8, self.take_most_ns)
         if worked_ns > self._notable_ns:

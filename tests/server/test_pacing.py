@@ -88,6 +88,14 @@ def test_commands_are_costly_that_take_long_to_be_taken_up() -> None:
     assert costly == [True, False, False, False]
 
 
+def test_messages_are_taken_up_for_longer_where_they_mostly_wait() -> None:
+    """A turn took up one message of ten peers, each of which waited: a confirm came after them."""
+    processor = Processor()
+    for _ in range(20):
+        processor.turn(10 * TURN_NS, commands=64)
+    assert processor.pacing.take_ns == MOST_NS // 3
+
+
 @pytest.mark.parametrize("given", [0, 2])
 def test_commands_are_costly_as_long_as_the_shares_of_those_that_wait_are(given: int) -> None:
     processor = Processor()
