@@ -28,7 +28,7 @@ Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int16]]"
 _ALL: Final = slice(None)
 """Every slot, as an index."""
 _MIXED: Final = np.arange(1, SLOTS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-"""What each slot adds to the hash of a member with it."""
+"""Part that each slot adds to the hash of a member with it."""
 
 
 class Candidate(Protocol):

@@ -55,7 +55,7 @@ class Peeking:
         self._rows: list[MessageRow] = []
         """The chosen messages."""
         self._places = _messages(self._rows, command.after)
-        """Those of them that are not described yet."""
+        """Messages of the chosen puts that are not described yet."""
         self._found: dict[int, Body | None] = {}
         """Number of a batch -> its body; None: it is lost."""
         self._waiting = 1

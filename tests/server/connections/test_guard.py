@@ -280,7 +280,7 @@ def test_small_frames_that_wait_count_what_they_need_in_memory(
 
 
 def test_frames_that_were_taken_up_and_wait_tell_the_size_of_those_behind_them() -> None:
-    """Of costly commands few had had their turn: 229 MiB were counted where 890 were taken."""
+    """Few costly commands had had their turn: 229 MiB were counted where 890 were taken."""
     with Watched() as watched:
         for _ in range(2):
             watched.arrives(300 * 130)
