@@ -37,7 +37,7 @@ class Lagging:
         self._delivery = delivery
         self._matching = matching
         self.turns: Final[Turns[Subscription | Cohort | Surveyed, Subscription | Cohort]] = Turns(
-            shard
+            shard, matching.queue
         )
         """The queue: of subscriptions with a turn of their own, cohorts, and subscriptions that
         share a batch which was matched in steps."""

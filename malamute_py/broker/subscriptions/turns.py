@@ -1,13 +1,15 @@
 """Turns: readers of streams that are to be served, and their reads of history.
 
 Owns the queue of readers, and the readers that wait for a read. The rules: the number of reads
-under way is bounded; links have their reads in turn, so that a link with 1,000 readers does not
-hold up a link with one. Source: docs/design.md, Flow control.
+under way is bounded, and none begins while many batches that were read are being matched; links
+have their reads in turn, so that a link with 1,000 readers does not hold up a link with one.
+Source: docs/design.md, Flow control.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sized
 from typing import Final, Generic, TypeVar
 
 from malamute_py.broker.context import Shard
@@ -17,6 +19,10 @@ from malamute_py.broker.structures.fair_queue import FairQueue
 
 IDLE_READS_MAX: Final = 3
 """Consecutive reads that bring a reader nowhere after which it is ended."""
+
+JOBS_A_READ: Final = 2
+"""Jobs of matching that may wait for each read that may be under way. A job holds the batch that
+was read: 280 readers that were served alone held 500 MiB."""
 
 Q = TypeVar("Q")
 """An entry of the queue: a reader, or several that are served in one turn."""
@@ -31,8 +37,10 @@ class Turns(Generic[Q, R]):
     the reader is starved: it has its turn when one may begin.
     """
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: Shard, jobs: Sized = ()) -> None:
+        """jobs: the matching that waits, of batches that were read for these readers."""
         self._shard = shard
+        self._jobs = jobs
         self.queue: Final[deque[Q]] = deque()
         self.starved: Final[FairQueue[Link | None, R]] = FairQueue()
         """Readers whose turn came while too many reads were under way, by link; None stands for
@@ -52,7 +60,8 @@ class Turns(Generic[Q, R]):
     @property
     def may_read(self) -> bool:
         """Whether one more read of history may be under way."""
-        return len(self._under_way) < self._shard.settings.reads_max
+        most = self._shard.settings.reads_max
+        return len(self._under_way) < most and len(self._jobs) < JOBS_A_READ * most
 
     @property
     def reads_under_way(self) -> int:

@@ -600,3 +600,22 @@ def test_records_with_an_id_each_are_few_headers_and_are_gathered_over_batches()
     peer = shell.peers[1]
     assert sum(len(peer.received[number]) for number in range(20)) == 200
     assert len(peer.of(wire.Deliver)) == 20, "one for each reader, not one for each batch"
+
+
+@pytest.mark.moderate
+def test_no_more_history_is_read_than_is_matched() -> None:
+    """280 batches that had been read for readers alone waited to be matched: 500 MiB."""
+    shell = Sliced(reads_max=3)
+    names = subjects(60)
+    for link in (1, 2):
+        shell.hello(link)
+    shell.send(2, wire.Publish("s", 7), frames=[batch(names)])
+    shell.evict()
+    readers = [wire.Subscribe(at, "s", SLOW[at % 17], [0], 1 << 40, 1 << 50) for at in range(40)]
+    shell.broker.receive(1, "", readers, [], shell.now_ms)
+    most = 0
+    while shell.turn():
+        most = max(most, len(shell.broker._matching.queue))
+    assert 3 <= most <= 2 * 3 + 3
+    for at in range(40):
+        assert offsets(shell, 1, at) == expected(SLOW[at % 17], names)
