@@ -409,6 +409,7 @@ class Broker:
         """End every link with a BYE `draining`, before the broker stops."""
         self._shard.advance(now_ms)
         self._reception.take_acks()
+        self._delivery.finish()
         for link in list(self._links):
             self._links.close(link, "draining", "draining", "the broker is about to stop")
         self._forget_ended_links()
@@ -546,7 +547,6 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due by the time of wake_at_ms(): heartbeats, expiry, retention, matching."""
         self._shard.advance(now_ms)
-        self._matching.refill()
         self._delivery.refill()
         self._ahead.unread = False
         for link in self._links.beat():  # Links whose heartbeat is due.

@@ -141,7 +141,7 @@ group_places_lost | Holders of exclusive groups that did not return in time.
 cursors_clamped | Cursors whose stream had given up their place (event cursor_clamped).
 groups_clamped | Groups whose stream had given up their place.
 matching_put_off | Batches of new headers that were matched in more than one turn of the loop.
-matching_overtaken | Times that a stream's live subscriptions went on demand because matching lagged too far.
+matching_overtaken | Times that a stream's live subscriptions went on demand because too much waited to be matched or given to them.
 pins_near_limit | Pins of cursors that came near to what they may hold.
 pins_broken | Pins of cursors that came beyond what they may hold, and gave way.
 transactions_begun | Transactions that clients opened.
@@ -218,7 +218,7 @@ streams | Streams.
 subscriptions | Subscriptions to streams.
 producers | Producers whose sequence is known.
 hot_bytes | Bytes of the newest batches of streams, which are in memory.
-late_bytes | Bytes of batches whose headers are being matched for live subscriptions; at most memory.hot_bytes.
+late_bytes | Bytes of batches that wait to be matched or given to live subscriptions; at most memory.hot_bytes.
 unsettled_bytes | Bytes of batches and steps that were taken and are not on disk yet.
 reads_under_way | Reads of history that are under way.
 queries_under_way | Questions to the journal's index that are under way.

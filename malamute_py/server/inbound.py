@@ -111,6 +111,8 @@ class Inbound:
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._validating: dict[int, Peer] = {}
         """Link -> peer whose commands wait until a batch among them is validated."""
+        self.aside = 0
+        """Parts and commands of messages that were taken up and put behind those of others."""
         self.ended: list[Connection] = []
         """Connections that ended and of which the core was not told yet."""
         self._cut_off: OrderedDict[bytes, Peer] = OrderedDict()
@@ -235,6 +237,7 @@ class Inbound:
                     if peer.queued is None:
                         peer.queued, self.queued[peer.number] = Waiting(), peer
                     peer.queue(Arrived(frames, size, parts))
+                    self.aside += 1 + parts
                     continue
                 if peer.connection is not None:
                     peer.connection.delivered += size
@@ -255,6 +258,7 @@ class Inbound:
                 # commands does not wait for a message of many, nor for one that is read ahead.
                 peer.queued, peer.commands, peer.frames = Waiting(), commands, frames[1:]
                 self.queued[peer.number] = peer
+                self.aside += parts + len(commands)
             else:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
                 worked += len(commands)

@@ -264,7 +264,7 @@ class Loop:
                 self._collector.look()
             if now_ms - self._active_ms >= _REST_MS:
                 self._collector.rest(now_ms)
-        long_us = pacing.end(work_began, work_ended, given, shared)
+        long_us = pacing.end(work_began, work_ended, given, shared, inbound.aside)
         if long_us:
             self._counters["long_turns_total"] += 1
             self._event("long_turn", "warning", {"ms": long_us // 1_000}, now_ms)

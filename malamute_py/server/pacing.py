@@ -20,6 +20,10 @@ _COSTLY_NS: Final = 50_000
 """Processor time from which on a command is costly; to publish a record takes 10 to 20 us."""
 _CHEAP_NS: Final = 25_000
 """Processor time of a command in a share up to which those that wait are costly no more."""
+_COSTLY_TURNS: Final = 64
+"""Turns after which messages are taken up as if commands were cheap, which tells if they are."""
+_ASIDE_NS: Final = 4_000
+"""Processor time at most for a frame or command that was taken up and put aside."""
 _LONG_TURN_US: Final = 100_000
 """Processor time from which on a turn of the loop is logged: all peers have waited for it."""
 
@@ -34,6 +38,10 @@ class Pacing:
         """How long the next turn takes up messages: less, when what comes of them takes long."""
         self.was_costly = False
         """Whether commands took long lately, each of them and together."""
+        self._costly_turns = 0
+        """Turns since messages told so."""
+        self._aside = 0
+        """Count of parts and commands put aside until the last turn."""
         self.longest_us = 0
         """Processor time of the longest turn so far."""
         self.worked = worked
@@ -45,8 +53,9 @@ class Pacing:
         self._notable_turn_ns = 0
 
     def end(
-        self, began_ns: int | None, ended_ns: int | None, commands: int, shared: int = 0
-    ) -> int:
+        self, began_ns: int | None, ended_ns: int | None, commands: int, shared: int = 0,
+        aside: int = 0,
+    ) -> int:  # fmt: skip
         """Note that a turn ends, and set the time for which the next one takes up messages.
 
         The work that messages cause (fan-out, hand-outs, appends) is known only when it is done,
@@ -56,8 +65,9 @@ class Pacing:
         also those of this turn's messages, nor what is done after them.
 
         began_ns, ended_ns: processor time at which that work began and ended; None: as the turn
-        began or ended. commands: how many caused it. shared: commands of the turn's shares. Returns
-        the turn's microseconds where it is to be logged, else 0.
+        began or ended. commands: how many caused it. shared: commands of the turn's shares. aside:
+        parts and commands of all messages so far that were taken up and put aside. Returns the
+        turn's microseconds where it is to be logged, else 0.
         """
         worked_ns, took_us = self.worked(), 0
         began_ns = self._ended_ns if began_ns is None else began_ns
@@ -65,13 +75,18 @@ class Pacing:
         took_long = caused_ns > self.turn_ns - self.take_most_ns
         # What commands cost may be known when they are taken up, or by the work that they cause. Of
         # a lone command, or none, that is all of the turn: the work for readers that lag, too.
-        cost_ns = max(caused_ns, began_ns - self._ended_ns)
+        put_aside, self._aside = aside - self._aside, aside
+        cost_ns = max(caused_ns, began_ns - self._ended_ns - _ASIDE_NS * put_aside)
         if commands > 1 and cost_ns > max(self.take_most_ns, _COSTLY_NS * commands):
-            self.was_costly = True
+            self.was_costly, self._costly_turns = True, 0
         elif self.was_costly:
-            # Those that wait, of which a turn does a share, may be costly still.
+            # Those that wait, of which a turn does a share, may be costly still. What else the turn
+            # did is among it: so this counts for some turns only.
             shares_ns = worked_ns - max(ended_ns or 0, self._ended_ns)
-            self.was_costly = shared > 0 and shares_ns > _CHEAP_NS * shared
+            self._costly_turns += 1
+            self.was_costly = (
+                self._costly_turns < _COSTLY_TURNS and 0 < _CHEAP_NS * shared < shares_ns
+            )
         # The work took more than its part of a turn: half the time next; else an eighth more.
         if took_long:
             part = _TAKE_LEAST_COSTLY if self.was_costly else _TAKE_LEAST

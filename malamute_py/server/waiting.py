@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 CHUNK_BYTES: Final = 64 << 10
 """Bytes from which on a chunk takes no further message."""
+_CHUNK_MESSAGES: Final = 8_192
+"""Messages from which on it takes none, either: they may be empty."""
 _SMALL_BYTES: Final = 4 << 10
 """Size up to which a message of one frame lies in a chunk."""
 
@@ -45,6 +47,11 @@ class _Chunk:
 
     def __len__(self) -> int:
         return len(self.lengths) - self.taken
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no further message."""
+        return len(self.data) >= CHUNK_BYTES or len(self.lengths) >= _CHUNK_MESSAGES
 
     def take(self) -> Arrived:
         """Take the first message that is left."""
@@ -78,7 +85,7 @@ class Waiting:
             return
         frame = arrived.frames[0]
         last = entries[-1] if entries else None
-        if not isinstance(last, _Chunk) or len(last.data) >= CHUNK_BYTES:
+        if not isinstance(last, _Chunk) or last.is_full:
             last = _Chunk()
             entries.append(last)
         last.data += frame

@@ -96,6 +96,29 @@ def test_messages_are_taken_up_for_longer_where_they_mostly_wait() -> None:
     assert processor.pacing.take_ns == MOST_NS // 3
 
 
+def test_messages_that_are_put_aside_make_no_commands_costly() -> None:
+    """Others' messages of a thousand frames were counted as cost of a few commands beside them."""
+    processor = Processor()
+    costly = []
+    for aside in (1_000, 1_000, 2_000):
+        began_ns = processor.used_ns = processor.used_ns + 4_000_000
+        processor.pacing.end(began_ns, None, 5, 0, aside)
+        costly.append(processor.pacing.was_costly)
+    assert costly == [False, True, False], "in the second turn nothing was put aside"
+
+
+def test_shares_tell_that_commands_are_costly_for_some_turns_only() -> None:
+    """Other work of a turn is among them: readers that lag would have others wait without end."""
+    processor = Processor()
+    processor.turn(10 * TURN_NS, commands=64)
+    turns = 0
+    while processor.pacing.was_costly:
+        processor.used_ns += TURN_NS
+        processor.pacing.end(0, 0, 0, 16)
+        turns += 1
+    assert turns == 64
+
+
 @pytest.mark.parametrize("given", [0, 2])
 def test_commands_are_costly_as_long_as_the_shares_of_those_that_wait_are(given: int) -> None:
     processor = Processor()

@@ -113,7 +113,8 @@ class Peeking:
         link = self.link
         try:
             if link.open:
-                self._answers.check(link)  # It was within the bound when it asked.
+                if not self._page.found:
+                    self._answers.check(link)  # It was within the bound when it asked.
                 lasts = self._shard.share()
                 # Of the messages one fits, however large: the caller gets on.
                 for row, place in self._places:

@@ -85,21 +85,22 @@ class LateBatch(msgspec.Struct):
     looked: int = 0
     """How many subscriptions of the last group were looked at."""
 
-    def next_groups(self, most: int) -> list[SelectionGroup]:
+    def next_groups(self, most: int) -> tuple[list[SelectionGroup], int]:
         """Take off the next groups of up to so many subscriptions, or parts of groups.
 
+        Returns them with their live subscriptions, and how many subscriptions were looked at.
         A subscription that has gone live since the batch came has read the batch on demand before:
         its position lies after it.
         """
         assert self.groups is not None
         found: list[SelectionGroup] = []
-        base = self.batch.base
-        while self.groups and most > 0:
+        base, left = self.batch.base, most
+        while self.groups and left > 0:
             group = self.groups[-1]
             every = group.of(self.durable)
-            some = every[self.looked : self.looked + most]
+            some = every[self.looked : self.looked + left]
             self.looked += len(some)
-            most -= max(1, len(some))
+            left -= max(1, len(some))
             if self.looked >= len(every):
                 self.groups.pop()
                 self.looked = 0
@@ -108,7 +109,7 @@ class LateBatch(msgspec.Struct):
                 [sub for sub in some if sub.live and sub.position <= base]
             )
             found.append(those)
-        return found
+        return found, most - left
 
 
 class Audience:

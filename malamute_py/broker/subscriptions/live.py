@@ -14,6 +14,7 @@ turn, so that they get it in parts. Source: docs/design.md (Speed; Flow control)
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from functools import partial
 from typing import Any, Final
@@ -49,6 +50,8 @@ QUICKLY = 4
 """As long as they are up to so many times `fan_out_max` together."""
 LINK_LEAST = 8
 """Live subscriptions that are looked at for each such link, however many links there are."""
+LOOKS = 8
+"""Subscriptions that are only looked at for the cost of one that is given something."""
 _MANY = 4
 """Selection groups from which on their rows are looked for in one pass."""
 
@@ -71,7 +74,8 @@ class Delivery:
         self._late: Final[dict[Audience, None]] = {}
         """Audiences that have late batches."""
         self.given = 0
-        """Live subscriptions that were looked at in this turn, or since the loop last sent."""
+        """Subscriptions that were given something in this turn, or since the loop last sent; LOOKS
+        that were only looked at count as one."""
         self._fan_out_max = shard.settings.fan_out_max
         self._bytes_min = shard.settings.extract_bytes_min
         self._share = shard.settings.extract_share
@@ -79,7 +83,7 @@ class Delivery:
         self.fallen: Final[deque[Subscription]] = deque()
         """Subscriptions that went on demand although they may be given something: each gets a
         turn."""
-        self._waiting: Final[deque[Audience]] = deque()
+        self._waiting: Final[dict[Audience, None]] = {}
         """Audiences whose first late batch was put off as enough was given: they go on in turn."""
         self.queues: Final = (self.fallen, self._waiting)
 
@@ -128,7 +132,7 @@ class Delivery:
         if audience.late or self._waiting or self._left() <= 0:
             # Subscriptions take batches in order, and streams that were put off come first.
             if not audience.late:
-                self._waiting.append(audience)
+                self._waiting[audience] = None
             self._put_off(audience, LateBatch(batch, durable))
             return
         stream = batch.stream
@@ -201,7 +205,7 @@ class Delivery:
         """Give a batch to its selection groups, or put it off: they are too many for a turn."""
         most = self._fan_out_max
         if audience.live > most and sum(len(group.of(durable)) for group in groups) > most:
-            self._waiting.append(audience)
+            self._waiting[audience] = None
             self._put_off(audience, LateBatch(batch, durable, groups=groups.copy()))
             return
         self._fan_out(audience, batch, durable, groups)
@@ -250,7 +254,8 @@ class Delivery:
         self._late[audience] = None
         self._count_late(audience, batch.memory)
         settings = self._shard.settings
-        if audience.late_bytes > settings.matching_bytes_max:
+        # One batch alone waits, however large it is.
+        if audience.late_bytes > settings.matching_bytes_max and len(audience.late) > 1:
             self._give_up_late(audience)
         if self.late_bytes > settings.hot_bytes:
             # All streams together may put off as much as the hot window holds; then the largest go,
@@ -280,6 +285,7 @@ class Delivery:
             bases.clear()
         self._count_late(audience, -audience.late_bytes)
         self._late.pop(audience, None)
+        self._waiting.pop(audience, None)
 
     def _matched(self, audience: Audience, job: Classing) -> None:
         """Give the late batch whose headers a job has matched, and the late batches after it.
@@ -307,8 +313,14 @@ class Delivery:
         return batch.base < stream.purges.before or stream.is_past(batch, self._shard.now_ms)
 
     def refill(self) -> None:
-        """Let a new turn of the loop give as much as a turn may."""
+        """Let a new turn of the loop match and give as much as a turn may."""
+        self._matching.refill()
         self.given = 0
+
+    def finish(self) -> None:
+        """Give all that waits, before the broker ends."""
+        self._fan_out_max = sys.maxsize
+        self.give_waiting()
 
     def sent(self) -> None:
         """Note that the loop sends what was given: more may be, unless some of it waits."""
@@ -330,8 +342,8 @@ class Delivery:
         Called in each turn of the broker's loop that has such work.
         """
         while self._waiting and self._left() > 0:
-            audience = self._waiting.popleft()
-            # Its batches may have been given up meanwhile, and others come that are being matched.
+            audience = next(iter(self._waiting))
+            del self._waiting[audience]
             if audience.late and audience.late[0].job is None:
                 self._give_late(audience)
 
@@ -366,9 +378,11 @@ class Delivery:
             while late.groups:
                 left = self._left()
                 if left <= 0:
-                    self._waiting.append(audience)
+                    self._waiting[audience] = None
                     return False
-                self._fan_out(audience, late.batch, late.durable, late.next_groups(left))
+                some, looked = late.next_groups(left)
+                self.given += 1 + looked // LOOKS
+                self._fan_out(audience, late.batch, late.durable, some)
             self._note_time(late.batch)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
             self._step_back(audience, late.batch, late.durable, error)
@@ -461,7 +475,6 @@ class Delivery:
         subscriptions that thin them out further; None: all, or no subscription does. few: the
         encoding has a few rows, which weigh more than their bytes.
         """
-        self.given += len(subscriptions)
         next = batch.next
         if encoding is None:
             size, count = batch.size, next - batch.base
@@ -472,11 +485,12 @@ class Delivery:
             size, count, frames, rows = plain.bytes, plain.count, plain.frames, plain.rows
         dirty = self._links.dirty
         windows: dict[tuple[int, int], Encoding | None] = {}
-        records = taken = 0
+        records = taken = others = 0
         for sub in subscriptions:
             if not sub.live:
                 continue
             link = sub.link
+            others += 1
             if sub.left_records <= 0 or sub.left_bytes <= 0 or link.room <= 0:
                 # A subscription whose client-time window takes no row of the batch stays live.
                 if sub.client_time is None or self._window(batch, mask, sub, windows) is not None:
@@ -506,6 +520,7 @@ class Delivery:
             special = self._special(batch, mask, encoding, sub, windows)
             if special is not None:
                 self.deliver(sub, min(next, sub.stop), special)
+        self.given += others + len(subscriptions) // LOOKS
         counters = self._shard.counters
         counters["records_out"] += records
         counters["bytes_out"] += size * taken
@@ -593,7 +608,8 @@ class Delivery:
         there is credit or room; where it has both, the caller adds it to `fallen`.
         """
         audience_of(sub.stream).go_on_demand(sub)
-        sub.position = max(position, sub.covered)
+        # `position` stands still while it is live: it went live behind batches that are late.
+        sub.position = max(position, sub.covered, sub.position)
         self._shard.counters["fell_behind"] += 1
         self._links.say(sub.link, Mode(sub.number, live=False, offset=sub.position))
 

@@ -36,7 +36,8 @@ bytes that libzmq has not read yet show, and often there are none."""
 _SAMPLE_FRAMES = 256
 """Frames of a connection that are taken up before it is judged by their average size."""
 _FIRST_SAMPLE_FRAMES = 64
-"""Frames that are enough where there is no average yet: of costly commands few are taken up."""
+"""Frames that are enough where there is no average yet and messages wait for their turn: of costly
+commands few are taken up."""
 _TINY_BYTES = 36
 """Size up to which frames are tiny: libzmq copies them into the message itself. The memory of those
 that wait is bounded."""
@@ -104,7 +105,8 @@ class UnreadBytes:
             return "no message came after connecting"
         # How large the frames are tells how much memory unread ones take.
         frames = connection.frames + connection.waiting_frames
-        enough = _SAMPLE_FRAMES if connection.frame_bytes else _FIRST_SAMPLE_FRAMES
+        is_first = not connection.frame_bytes and connection.waiting_frames
+        enough = _FIRST_SAMPLE_FRAMES if is_first else _SAMPLE_FRAMES
         if frames - connection.sampled_frames >= enough:
             size = connection.delivered + connection.waiting
             sampled = size - connection.sampled, frames - connection.sampled_frames

@@ -551,6 +551,48 @@ def test_a_subscription_that_ends_while_its_batches_wait_gets_no_more_of_them() 
     assert len(bodies(peer, 2)) == 9
 
 
+def test_one_batch_alone_waits_however_large_it_is() -> None:
+    shell = Shell(fan_out_max=10, matching_bytes_max=100)
+    for link in (2, 3):
+        shell.hello(link)
+    for at in range(30):
+        shell.subscribe(3, at, "s")
+    publish_together(shell, "s", 1)
+    assert not shell.broker.counters["fell_behind"]
+    assert bodies(shell.peers[3], 29) == [b"0"]
+
+
+def test_all_that_waits_is_given_before_the_broker_ends() -> None:
+    shell = Shell(fan_out_max=10)
+    for link in (2, 3):
+        shell.hello(link)
+    for at in range(100):
+        shell.subscribe(3, at, "s")
+    commands = [wire.Publish("s", at + 1) for at in range(5)]
+    frames = [encode([b"x"], subject="s")] * 5
+    shell.broker.receive(2, "", commands, frames, shell.now_ms)
+    shell._do(shell.broker.take_ready())
+    assert len(bodies(shell.peers[3], 99)) < 5
+    shell.broker.drain(shell.now_ms)
+    shell._do(shell.broker.take_ready())
+    assert [len(bodies(shell.peers[3], at)) for at in range(100)] == [5] * 100
+
+
+def test_subscriptions_without_credit_count_as_they_are_looked_at() -> None:
+    shell = Stepwise(fan_out_max=20)
+    for link in (2, 3, 4):
+        shell.hello(link)
+    for at in range(300):
+        shell.subscribe(3, at, "s", records=1)
+    shell.subscribe(4, 1, "s")
+    publish_together(shell, "s", 1)  # They have no credit left.
+    shell.rounds.clear()
+    publish_together(shell, "s", 40)
+    # One batch costs 1 and an eighth of 301 looks; the bound is 80 where two links get something.
+    assert max(links.count(4) for links in shell.rounds) < 10
+    assert bodies(shell.peers[4], 1)[1:] == [b"%d" % at for at in range(40)]
+
+
 # --- the hot window --------------------------------------------------------------------------
 
 
