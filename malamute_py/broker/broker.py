@@ -547,6 +547,7 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due by the time of wake_at_ms(): heartbeats, expiry, retention, matching."""
         self._shard.advance(now_ms)
+        self._matching.refill()
         self._delivery.refill()
         self._ahead.unread = False
         for link in self._links.beat():  # Links whose heartbeat is due.
@@ -661,9 +662,8 @@ class Broker:
             return self._shard.now_ms
         # A queue may have work that waits for an answer: the second question is of what can go on.
         if any(self._queues) and (
-            any(self._delivery.queues)
-            or self._on_demand.turns.runnable or mail.runnable or services.runnable
-            or groups.reader.turns.runnable or self._matching.queue
+            any(self._delivery.queues) or self._on_demand.turns.runnable or mail.runnable
+            or services.runnable or groups.reader.turns.runnable or self._matching.queue
             or self._matching.remains.parts or self._pages.queue
         ):  # fmt: skip
             return self._shard.now_ms

@@ -88,13 +88,13 @@ class LateBatch(msgspec.Struct):
     def next_groups(self, most: int) -> tuple[list[SelectionGroup], int]:
         """Take off the next groups of up to so many subscriptions, or parts of groups.
 
-        Returns them with their live subscriptions, and how many subscriptions were looked at.
-        A subscription that has gone live since the batch came has read the batch on demand before:
+        Returns them with the subscriptions that are to be given something, and how many others
+        were looked at. One that has gone live since the batch came has read it on demand before:
         its position lies after it.
         """
         assert self.groups is not None
         found: list[SelectionGroup] = []
-        base, left = self.batch.base, most
+        base, left, passed = self.batch.base, most, 0
         while self.groups and left > 0:
             group = self.groups[-1]
             every = group.of(self.durable)
@@ -105,11 +105,11 @@ class LateBatch(msgspec.Struct):
                 self.groups.pop()
                 self.looked = 0
             those = SelectionGroup(group.headers)
-            those.of(self.durable).extend(
-                [sub for sub in some if sub.live and sub.position <= base]
-            )
+            wanting = [sub for sub in some if sub.live and sub.position <= base]
+            those.of(self.durable).extend(wanting)
+            passed += len(some) - len(wanting)
             found.append(those)
-        return found, most - left
+        return found, passed
 
 
 class Audience:

@@ -313,8 +313,7 @@ class Delivery:
         return batch.base < stream.purges.before or stream.is_past(batch, self._shard.now_ms)
 
     def refill(self) -> None:
-        """Let a new turn of the loop match and give as much as a turn may."""
-        self._matching.refill()
+        """Let a new turn of the loop give as much as a turn may."""
         self.given = 0
 
     def finish(self) -> None:
@@ -380,8 +379,8 @@ class Delivery:
                 if left <= 0:
                     self._waiting[audience] = None
                     return False
-                some, looked = late.next_groups(left)
-                self.given += 1 + looked // LOOKS
+                some, passed = late.next_groups(left)
+                self.given += 1 + passed // LOOKS
                 self._fan_out(audience, late.batch, late.durable, some)
             self._note_time(late.batch)
         except Exception as error:  # noqa: BLE001 - contained: ARCHITECTURE.md, Containment
@@ -485,12 +484,12 @@ class Delivery:
             size, count, frames, rows = plain.bytes, plain.count, plain.frames, plain.rows
         dirty = self._links.dirty
         windows: dict[tuple[int, int], Encoding | None] = {}
-        records = taken = others = 0
+        records = taken = live = 0
         for sub in subscriptions:
             if not sub.live:
                 continue
             link = sub.link
-            others += 1
+            live += 1
             if sub.left_records <= 0 or sub.left_bytes <= 0 or link.room <= 0:
                 # A subscription whose client-time window takes no row of the batch stays live.
                 if sub.client_time is None or self._window(batch, mask, sub, windows) is not None:
@@ -520,7 +519,7 @@ class Delivery:
             special = self._special(batch, mask, encoding, sub, windows)
             if special is not None:
                 self.deliver(sub, min(next, sub.stop), special)
-        self.given += others + len(subscriptions) // LOOKS
+        self.given += live + len(subscriptions) // LOOKS
         counters = self._shard.counters
         counters["records_out"] += records
         counters["bytes_out"] += size * taken

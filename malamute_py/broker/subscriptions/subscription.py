@@ -114,8 +114,8 @@ class Subscription(Receiver):
         if self.live:
             audience, tail = self.stream.audience, self.tail
             if audience.late:
-                # A batch whose headers are still being matched was not delivered, unless the
-                # subscription had read it on demand before it went live: then `position` is ahead.
+                # A late batch was not delivered, unless the subscription had read it on demand
+                # before it went live: then `position` is ahead.
                 tail = max(self.position, audience.late_from(self.durable, tail))
             return min(tail, self.stop)
         return self.position
