@@ -97,6 +97,8 @@ LOOK_INSIDE := tests/broker/test_hostile_batches.py::test_batches_with_reserved_
     tests/broker/log/test_steps.py::test_a_mailbox_that_one_bundle_created_stays_when_the_next_is_refused \
     tests/broker/services/test_administration.py::test_what_lies_in_memory_is_removed_a_portion_a_step \
     tests/broker/services/test_administration.py::test_a_service_that_is_removed_leaves_its_dead_letters_where_they_are \
+    tests/broker/services/test_deadlines.py::test_an_error_over_deadlines_of_one_service_is_tried_again_and_holds_up_no_other \
+    tests/broker/services/test_deadlines.py::test_an_error_over_leases_of_one_service_is_tried_again_and_holds_up_no_other \
     tests/broker/groups/test_dead_letters.py::test_a_requeue_looks_at_one_portion_a_turn_where_nothing_is_to_be_put_back \
     tests/broker/groups/test_dead_letters.py::test_a_requeue_during_which_the_group_is_reset_or_removed_says_which \
     tests/broker/mail/test_inboxes.py::test_an_acknowledgement_of_many_ranges_looks_for_a_batch_once \

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 
 from malamute_protocol import commands as wire
 from malamute_protocol.commands import Command
+from malamute_protocol.content import Content
 from malamute_protocol.errors import BatchError, BrokerRefused
 from malamute_protocol.framing import NUMBERS
 from malamute_protocol.stamp import STAMP_BYTES
@@ -412,9 +413,20 @@ class Intake:
         if command.key:
             # The key is a part of its own: some of the others make their changes anew when they are
             # based.
-            digest = self._digest(command, parts)
+            digest = digest_of_parts(
+                (part, self._read_by(made, frame))
+                for (part, frame), made in zip(parts, prepared, strict=True)
+                if frame is not None
+            )
             prepared.append(self._key_taken(link, command, digest))
         self._steps.take(prepared, waiter, key, reserved=True, command=command, digest=digest)
+
+    def _read_by(self, made: Part, frame: Any) -> Content:
+        """Return the content of a frame: the one that preparing its part has read, if it has."""
+        content = made.content
+        if content is not None and made.frame is frame:
+            return content
+        return self._shard.unchecked_content(frame)
 
     def _prepare(self, link: Link, part: Command, frame: Any, keys: set[tuple[str, bytes]]) -> Part:
         """Prepare one part of a step. keys: those that the step has until now.

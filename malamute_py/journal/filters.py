@@ -135,7 +135,13 @@ class EntryFilters:
             self._unknown.append(stop)
             self.close(stop)
             return
-        numbers = np.frombuffer(b"".join(bitmap.to_array() for _, bitmap in known), np.uint32)
+        gathered = array("I")
+        for (_, bitmap), count in zip(known, counts, strict=True):
+            if count == 1:  # Most are of one entry, and to_array() takes ten times as long.
+                gathered.append(bitmap.min())
+            else:
+                gathered.extend(bitmap.to_array())
+        numbers = np.frombuffer(gathered, np.uint32)
         # Sorted by entry. Numbers of 16 bits are sorted by their digits, in a tenth of the time.
         small = numbers.astype(np.uint16) if stop < 1 << 16 else numbers
         order = np.argsort(small, kind="stable")

@@ -11,8 +11,10 @@ copied before they are walked. Source: FORMAT.md, section 6; docs/design.md, Jou
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -269,13 +271,8 @@ class HeaderTable:
         sample = coming[:: max(1, len(coming) // _SAMPLE)]
         # One part fewer than the deepest subject has: with all parts nothing would be cut.
         depth = _deepest(sample) - 1 if self.depth is None else self.depth
-        while depth > 0:
-            parts = len({leading_parts(top, depth) for top in sample})
-            # Where most of the sample differ, so do most of all.
-            many = parts if 2 * parts <= len(sample) else parts * len(coming) // len(sample)
-            if many <= self._distinct_max // 2:
-                break
-            depth -= 1
+        tops = [(stream, top) for top in sample]
+        depth = _fitting_depth(tops, len(coming), depth, self._distinct_max // 2)
         if depth != self.depth:
             self._coarsen(ordinal, to=depth)
         return self.streams[stream]
@@ -309,15 +306,12 @@ class HeaderTable:
             # First cut: the filters get what the exact bitmaps still tell, and find it from now on.
             filters = EntryFilters(self._waiting_max)
             filters.add_all(self._items(), ordinal)
-        depth = self.depth
-        if depth is None:
-            depth = _deepest(top for t in self.streams.values() for top in t.tops)
-        streams = self.streams
-        distinct = self._distinct
-        # One part fewer each time, unless the caller names the depth.
+        streams, distinct = self.streams, self._distinct
+        depth = LEAD_PARTS_MAX + 1 if self.depth is None else self.depth
         while depth > 0:
-            depth = depth - 1 if to is None else to
-            streams = {number: _coarser(t, depth, filters) for number, t in self.streams.items()}
+            # One part fewer at least each time, unless the caller names the depth.
+            depth = self._shallower(streams, depth) if to is None else to
+            streams = {number: _coarser(t, depth, filters) for number, t in streams.items()}
             distinct = sum(map(len, streams.values()))
             if distinct <= self._distinct_max // 2 or to is not None:
                 break
@@ -329,6 +323,18 @@ class HeaderTable:
         self._last.clear()
         self._memo.clear()
         self._memo_headers = 0
+
+    def _shallower(self, streams: Mapping[int, StreamHeaders], depth: int) -> int:
+        """Return a lower depth at which subjects are half of what fits, as a sample of them tells.
+
+        A table of 16,384 subjects would be rebuilt in some 20 ms for each depth that is tried.
+        """
+        count = sum(len(table.tops) for table in streams.values())
+        stride = max(1, count // _SAMPLE)
+        tops = ((number, top) for number, table in streams.items() for top in table.tops)
+        sample = list(islice(tops, 0, None, stride))
+        depth = min(depth, _deepest(top for _, top in sample)) - 1
+        return _fitting_depth(sample, count, depth, self._distinct_max // 2)
 
     def _items(self) -> Iterator[tuple[str, BitMap]]:
         """Yield each item of an exact table, as filters store it, with the entries that hold it.
@@ -417,6 +423,21 @@ def _deepest(tops: Iterable[Keys]) -> int:
     return min(parts, LEAD_PARTS_MAX)
 
 
+def _fitting_depth(sample: Sequence[tuple[int, Keys]], count: int, depth: int, most: int) -> int:
+    """Return how many leading parts, `depth` or fewer, leave some subjects `most` or fewer.
+
+    sample: some of them, each with its stream's number, by which it is guessed. count: how many
+    there are.
+    """
+    few = most
+    if len(sample) < count:
+        # So many of the sample would differ if `most` of all did.
+        few = min(most, int(-most * math.expm1(-len(sample) / most)))
+    while depth > 0 and len({(n, leading_parts(top, depth)) for n, top in sample}) > few:
+        depth -= 1
+    return depth
+
+
 def _coarser(table: StreamHeaders, depth: int, filters: EntryFilters) -> StreamHeaders:
     """Return a stream's index with only `depth` leading parts of each subject.
 
@@ -424,12 +445,15 @@ def _coarser(table: StreamHeaders, depth: int, filters: EntryFilters) -> StreamH
     """
     new = StreamHeaders(depth, filters)
     new.everything().update(table.everything())
+    if not depth:
+        # Every entry may have any subject and any field: everything() remains.
+        new.tops = {top: BitMap(new.everything()) for top in _ANYTHING}
+        return new
+    same = defaultdict[Keys, list[BitMap]](list)
     for top, bitmap in table.tops.items():
-        _bitmap(new.tops, leading_parts(top, depth)).update(bitmap)
-    if depth:
-        # Without subjects there is no reason to keep names either: everything() remains.
-        for name, bitmap in table.names.items():
-            _bitmap(new.names, name).update(bitmap)
+        same[leading_parts(top, depth)].append(bitmap)
+    new.tops = {top: BitMap.union(*bitmaps) for top, bitmaps in same.items()}
+    new.names = {name: BitMap(bitmap) for name, bitmap in table.names.items()}
     return new
 
 

@@ -14,7 +14,7 @@ a ring is visible is durable.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
@@ -102,7 +102,8 @@ class Answers:
             return
         link.results += 1
         # Encoded: as objects, a page would take three times the memory until the peer has read it.
-        self._links.say(link, Result(command.request, cast("dict[str, Any]", msgspec.Raw(encoded))))
+        raw: Any = msgspec.Raw(encoded)
+        self._links.say(link, Result(command.request, raw))
         # It counts like a delivery, and apart as well: deliveries alone refuse no question.
         link.room -= size
         link.delivered_bytes += size
