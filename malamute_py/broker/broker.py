@@ -129,9 +129,9 @@ class Broker:
             shard, tables, dict(state.rings), rings, self._steps, self._publishing, conditions,
             self._validation, Audience,
         )  # fmt: skip
+        self.takes_long: Final = self._validation.takes_long
         self.reads_first: Final = self._validation.reads_first
-        self.ahead_bytes = self._validation.ahead_bytes
-        """Bytes of a message from which on reads_first() is to be asked of its frames."""
+        self.ahead_bytes = self._validation.ahead_bytes  # of a message: takes_long() is to be asked
         self._ahead = ReadingAhead(shard, self._links, self._matching, self._validation)
         self.read_ahead: Final = self._ahead.read
         self.validating: Final = self._ahead.validating

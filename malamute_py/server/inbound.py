@@ -105,8 +105,8 @@ class Inbound:
         self.is_tight = False
         """Whether all but small messages wait, because commands turned out to be costly: a turn has
         one share of them then, and the small messages of other peers come in between."""
-        self.take_ns = 0
-        """How long the turn takes up messages."""
+        self.aside_ns = 0
+        """How long the turn takes up messages of many frames, which are only put aside."""
         self.queued: dict[int, Peer] = {}
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._validating: dict[int, Peer] = {}
@@ -209,7 +209,7 @@ class Inbound:
             if parts > share + 1 and not large:
                 # One message of many frames, which may take as long as the turn has for all, takes
                 # no time from the messages of others.
-                large, until = True, meter() + self.take_ns
+                large, until = True, meter() + self.aside_ns
             if gone is not None:
                 # The link is lost: its connection's bytes are only counted as taken up.
                 gone.delivered(size, parts)
@@ -252,10 +252,10 @@ class Inbound:
                 continue
             commands = [command for command, _ in messages]
             if len(commands) > share or (
-                size > core.ahead_bytes and any(map(core.reads_first, frames))
+                size > core.ahead_bytes and any(map(core.takes_long, frames))
             ):
                 # They have their turn once all messages of this turn are taken up: a message of few
-                # commands does not wait for a message of many, nor for one that is read ahead.
+                # commands does not wait for a message of many, nor for one that takes long.
                 peer.queued, peer.commands, peer.frames = Waiting(), commands, frames[1:]
                 self.queued[peer.number] = peer
                 self.aside += parts + len(commands)
@@ -302,14 +302,17 @@ class Inbound:
             # The contents of commands are frames of the message, in order, so many for each.
             owned = sum(command.content_frames for command in commands)
             frames = peer.frames[:owned]
-            if any(map(self._core.reads_first, frames)):
-                # A content that takes long to read (a large header table, a typed batch) is read
-                # before the core receives its command, which is done alone.
+            if any(map(self._core.takes_long, frames)):
+                # Such a command is done alone.
                 count = _whole(peer.commands, 1)
                 commands = peer.commands[:count]
                 owned = sum(command.content_frames for command in commands)
                 frames = peer.frames[:owned]
-                if not self._core.read_ahead(peer.number, commands, frames, now_ms):
+                # What takes longest to read (a larger header table, a typed batch) is read before
+                # the core receives its command.
+                if any(map(self._core.reads_first, frames)) and not self._core.read_ahead(
+                    peer.number, commands, frames, now_ms
+                ):
                     if not self._core.validating(peer.number):
                         return True  # The rest of a header table is read in the peer's next turn.
                     self._validating[peer.number] = peer

@@ -24,6 +24,8 @@ _COSTLY_TURNS: Final = 64
 """Turns after which messages are taken up as if commands were cheap, which tells if they are."""
 _ASIDE_NS: Final = 4_000
 """Processor time at most for a frame or command that was taken up and put aside."""
+_ASIDE_PART: Final = 4
+"""Part of the time of a turn's shares for which the next turn may put messages aside."""
 _LONG_TURN_US: Final = 100_000
 """Processor time from which on a turn of the loop is logged: all peers have waited for it."""
 
@@ -36,6 +38,9 @@ class Pacing:
         self.turn_ns = turn_us * 1_000
         self.take_ns = self.take_most_ns = self.turn_ns // 2
         """How long the next turn takes up messages: less, when what comes of them takes long."""
+        self.aside_ns = self.take_ns
+        """How long the next turn takes up messages of many frames, which are only put aside: also
+        longer, since all that are not taken up wait for a share of others."""
         self.was_costly = False
         """Whether commands took long lately, each of them and together."""
         self._costly_turns = 0
@@ -70,6 +75,8 @@ class Pacing:
         turn's microseconds where it is to be logged, else 0.
         """
         worked_ns, took_us = self.worked(), 0
+        # With what else the turn did after it settled what small messages brought.
+        shares_ns = worked_ns - max(ended_ns or 0, self._ended_ns) if shared else 0
         began_ns = self._ended_ns if began_ns is None else began_ns
         caused_ns = (worked_ns if ended_ns is None else ended_ns) - began_ns
         took_long = caused_ns > self.turn_ns - self.take_most_ns
@@ -82,7 +89,6 @@ class Pacing:
         elif self.was_costly:
             # Those that wait, of which a turn does a share, may be costly still. What else the turn
             # did is among it: so this counts for some turns only.
-            shares_ns = worked_ns - max(ended_ns or 0, self._ended_ns)
             self._costly_turns += 1
             self.was_costly = (
                 self._costly_turns < _COSTLY_TURNS and 0 < _CHEAP_NS * shared < shares_ns
@@ -93,6 +99,7 @@ class Pacing:
             self.take_ns = max(self.take_ns // 2, self.take_most_ns // part)
         elif self.take_ns < self.take_most_ns:
             self.take_ns = min(self.take_ns + self.take_ns // 8, self.take_most_ns)
+        self.aside_ns = max(self.take_ns, min(shares_ns // _ASIDE_PART, self.turn_ns * 2))
         if worked_ns > self._notable_ns:
             took_us = (worked_ns - self._ended_ns) // 1_000
             self.longest_us = max(self.longest_us, took_us)

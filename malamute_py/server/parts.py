@@ -36,6 +36,7 @@ class Core(Protocol):
     ) -> None: ...  # fmt: skip
     @property
     def ahead_bytes(self) -> int: ...  # noqa: D102
+    def takes_long(self, frame: Any) -> bool: ...  # noqa: D102
     def reads_first(self, frame: Any) -> bool: ...  # noqa: D102
     def came_from(self, link: int, address: str, now_ms: int) -> None: ...  # noqa: D102
     def read_ahead(  # noqa: D102

@@ -112,15 +112,16 @@ def check_reserved(head: Head, view: memoryview) -> None:
         raise BatchError("unsupported", "the last bytes of the head are reserved", _RESERVED.start)
 
 
-def has_large_table(frame: Any) -> bool:
-    """Whether a frame, if it is a content, has a header table that a loop is to read in steps.
+def has_large_table(frame: Any, table_bytes: int = TABLE_BYTES_MAX) -> bool:
+    """Whether a frame, if it is a content, has a header table of more than some bytes.
 
-    A broker asks before the frame is known to be a content: only its length is relied on.
+    A broker asks before the frame is known to be a content: only its length is relied on. One with
+    more than TABLE_BYTES_MAX is to be read in steps by a loop.
     """
-    if len(frame) <= CONTENT_BYTES + TABLE_BYTES_MAX:
+    if len(frame) <= CONTENT_BYTES + table_bytes:
         return False
     subjects_bytes, fieldmaps_bytes = _TABLE_SIZES.unpack_from(frame, _TABLE_SIZES_AT)
-    return bool(subjects_bytes + fieldmaps_bytes > TABLE_BYTES_MAX)
+    return bool(subjects_bytes + fieldmaps_bytes > table_bytes)
 
 
 def claimed_schema(frame: Any) -> int:

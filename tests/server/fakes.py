@@ -82,6 +82,9 @@ class EchoCore:
 
     ahead_bytes = TABLE_BYTES_MAX
 
+    def takes_long(self, frame: Any) -> bool:
+        return has_large_table(frame)
+
     def reads_first(self, frame: Any) -> bool:
         return has_large_table(frame)
 

@@ -11,7 +11,7 @@ that does not ask for it pays nothing. Source: SPEC.md, section 5.9; ARCHITECTUR
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from malamute_protocol.commands import Command, Publish, Stage
 from malamute_protocol.content_layout import (
@@ -22,12 +22,15 @@ from malamute_protocol.content_layout import (
     has_large_table,
 )
 from malamute_protocol.errors import BrokerRefused
-from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_py.broker.context import Shard, Verdict
 from malamute_py.broker.links.link import Link
 from malamute_py.broker.log.stream import TYPED, Stream
 from malamute_py.broker.ready import BatchCheck, BatchChecked
 from malamute_py.changelog.settings import FULL
+
+_LONG_TABLE_BYTES: Final = 16 << 10
+"""Bytes of a header table from which on a batch takes long. Measured with 3,000 subjects in 55 KB:
+4 ms until it is read and checked, 3 ms until they are indexed."""
 
 
 class Waiting(NamedTuple):
@@ -55,11 +58,11 @@ class Validation:
 
     @property
     def ahead_bytes(self) -> int:
-        """Size of a message from which on the shell asks reads_first() before it is received.
+        """Size of a message from which on the shell asks takes_long() before it is received.
 
         0, with full validation: of all. A smaller message has no header table that takes long.
         """
-        return 0 if self._ids else TABLE_BYTES_MAX
+        return 0 if self._ids else _LONG_TABLE_BYTES
 
     def watch(self, stream: Stream) -> None:
         """Take note of a stream that was made, changed or removed, where it concerns validation."""
@@ -71,6 +74,14 @@ class Validation:
             return
         every = self._streams.values()
         self._ids = frozenset(number for each in every for number in each.schemas)
+
+    def takes_long(self, frame: Any) -> bool:
+        """Whether a frame may be a content that takes a millisecond or more.
+
+        Asked by the shell, which lets messages of other peers go first. So it is with what
+        reads_first() tells, and with header tables from _LONG_TABLE_BYTES on.
+        """
+        return has_large_table(frame, _LONG_TABLE_BYTES) or claimed_schema(frame) in self._ids
 
     def reads_first(self, frame: Any) -> bool:
         """Whether a frame may be a content that takes a while before its message can be received.
