@@ -12,7 +12,6 @@ import zmq
 
 from malamute_protocol.commands import Bye, Command, Ping, Pong, Publish
 from malamute_protocol.content_layout import has_large_table
-from malamute_protocol.header import TABLE_BYTES_MAX
 from malamute_protocol.limits import Limits
 from malamute_py.broker.ready import AppendBundle, Appended, AppendRefused, Event, Ready, Send
 from malamute_py.config import Config
@@ -80,10 +79,10 @@ class EchoCore:
     def came_from(self, link: int, address: str, now_ms: int) -> None:
         self.addresses.append((link, address))
 
-    ahead_bytes = TABLE_BYTES_MAX
+    ahead_bytes = 16 << 10
 
     def takes_long(self, frame: Any) -> bool:
-        return has_large_table(frame)
+        return has_large_table(frame, self.ahead_bytes)
 
     def reads_first(self, frame: Any) -> bool:
         return has_large_table(frame)

@@ -96,6 +96,18 @@ def test_messages_are_taken_up_for_longer_where_they_mostly_wait() -> None:
     assert processor.pacing.take_ns == MOST_NS // 3
 
 
+def test_messages_are_put_aside_for_a_part_of_the_time_that_shares_take() -> None:
+    """A step of 512 parts took 24 ms, and a turn took up three such messages of eleven peers."""
+    processor = Processor()
+    aside_ns = []
+    for shares_ns in (0, 4 * MOST_NS, 12 * MOST_NS, 100 * MOST_NS):
+        began_ns = processor.used_ns
+        processor.used_ns += shares_ns
+        processor.pacing.end(began_ns, began_ns, 1, 16)
+        aside_ns.append(processor.pacing.aside_ns)
+    assert aside_ns == [MOST_NS, MOST_NS, 3 * MOST_NS, 4 * MOST_NS]
+
+
 def test_messages_that_are_put_aside_make_no_commands_costly() -> None:
     """Others' messages of a thousand frames were counted as cost of a few commands beside them."""
     processor = Processor()
