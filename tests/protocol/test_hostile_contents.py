@@ -21,9 +21,9 @@ from malamute_protocol.content_layout import (
 from malamute_protocol.encode import encode, encode_arrow
 from malamute_protocol.errors import BatchError, LocalProtocolError, RemoteProtocolError
 from malamute_protocol.extract import extract, extractable
-from malamute_protocol.framing import decode_message
+from malamute_protocol.framing import check_command, decode_message
 from malamute_protocol.header import HeaderMemo
-from malamute_protocol.limits import DEFAULT_LIMITS, ELEMENTS_MAX, Limits
+from malamute_protocol.limits import DEFAULT_LIMITS, ELEMENTS_MAX, SETTINGS_MAX, Limits
 from malamute_protocol.stamp import STAMP_BYTES, Stamp
 from tests.protocol.hostile import MAP_32, RESERVED, claim, craft, ints, packed, with_reserved
 
@@ -243,6 +243,19 @@ def test_a_field_holds_a_bounded_number_of_elements(name: str) -> None:
             decode_message(frames)
         assert raised.value.code == "too_large"
     decode_message([packed([wire.Result(1, {"entries": [0] * 100_000})])])
+
+
+def test_a_command_has_a_bounded_number_of_settings() -> None:
+    """60,000 took 25 ms to be read, in which no peer had its turn."""
+    settings = {f"k{number}": number for number in range(SETTINGS_MAX + 1)}
+    command = wire.CreateStream(1, "s", settings)
+    with pytest.raises(RemoteProtocolError) as raised:
+        decode_message([packed([command])])
+    assert raised.value.code == "too_large"
+    with pytest.raises(LocalProtocolError, match="settings"):
+        check_command(command)
+    settings.popitem()
+    decode_message([packed([command])])
 
 
 # --- columns for Arrow ------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from malamute_protocol.limits import (
     REASON_BYTES_MAX,
     REQUEST_PRIORITY_MAX,
     RUNS_MAX,
+    SETTINGS_MAX,
     TIME_MAX,
     Limits,
 )
@@ -297,6 +298,7 @@ def test_the_bounds_of_single_fields_are_those_of_the_code() -> None:
         RUNS_MAX,
         NUMBERS_MAX,
         ELEMENTS_MAX,
+        SETTINGS_MAX,
     ):
         assert re.search(rf"\b{number}\b", told)
     assert f"{PRIORITY_MIN} to {PRIORITY_MAX}; of REQUEST 0 to {REQUEST_PRIORITY_MAX}" in told

@@ -5,12 +5,12 @@ Owns the commands 60 to 62 and 67. Source: SPEC.md, section 4.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from malamute_protocol.commands.command import Command
-from malamute_protocol.commands.fields import Start
+from malamute_protocol.commands.fields import Settings, Start
 
 
 class MoveCursor(Command, tag=60, frozen=True):
@@ -59,7 +59,7 @@ class EditCursor(Command, tag=67, frozen=True):
     request: int
     stream: str
     cursor: str
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     start: Start = []
     """Start of a new cursor; empty: earliest."""
     replace: bool = False

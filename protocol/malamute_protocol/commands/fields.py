@@ -21,6 +21,7 @@ from malamute_protocol.limits import (
     REASON_BYTES_MAX,
     REQUEST_PRIORITY_MAX,
     RUNS_MAX,
+    SETTINGS_MAX,
     TIME_MAX,
 )
 
@@ -30,6 +31,9 @@ Start: TypeAlias = list[Any]
 Pattern: TypeAlias = list[Any]
 """A pattern in wire form, as [kind, ...]; see SPEC.md, section 7."""
 
+
+Settings: TypeAlias = Annotated[dict[str, Any], msgspec.Meta(max_length=SETTINGS_MAX)]
+"""Settings of a stream, mailbox, service, cursor or group, by name."""
 
 Versions: TypeAlias = list[tuple[int, bytes]]
 """Versions of a declared schema: id and Arrow schema message; see SPEC.md, section 5.9."""

@@ -5,7 +5,7 @@ Owns the commands 63 to 65, 68, 80, 81 and 83. Source: SPEC.md, section 4.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -16,6 +16,7 @@ from malamute_protocol.commands.fields import (
     Pattern,
     Ranges,
     Reason,
+    Settings,
     Start,
     Time,
     check_ranges,
@@ -48,7 +49,7 @@ class JoinGroup(Command, tag=63, frozen=True):
     REWOUND tells what of it was rewound. None: it was delivered none."""
     create: bool = True
     """Create the stream when it does not exist."""
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     """Settings for a group that does not exist yet."""
 
 
@@ -98,7 +99,7 @@ class EditGroup(Command, tag=80, frozen=True):
     request: int
     stream: str
     group: str
-    settings: dict[str, Any]
+    settings: Settings
     replace: bool = False
     """True: settings that are not named go back to their defaults."""
 

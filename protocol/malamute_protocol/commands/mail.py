@@ -5,10 +5,17 @@ Owns the commands 40 to 49. Source: SPEC.md, section 4.
 
 from __future__ import annotations
 
-from typing import Any
-
 from malamute_protocol.commands.command import Command, WithContent
-from malamute_protocol.commands.fields import Again, Key, Priority, Ranges, Runs, Time, check_ranges
+from malamute_protocol.commands.fields import (
+    Again,
+    Key,
+    Priority,
+    Ranges,
+    Runs,
+    Settings,
+    Time,
+    check_ranges,
+)
 
 
 class Send(WithContent, tag=40, frozen=True):
@@ -35,7 +42,7 @@ class OpenInbox(Command, tag=41, frozen=True):
     mailbox: str
     credit_records: int = 0
     credit_bytes: int = 0
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     """Settings for a mailbox that does not exist yet."""
 
 
@@ -116,7 +123,7 @@ class EditMailbox(Command, tag=47, frozen=True):
 
     request: int
     mailbox: str
-    settings: dict[str, Any]
+    settings: Settings
     replace: bool = False
     """True: settings that are not named go back to their defaults."""
 

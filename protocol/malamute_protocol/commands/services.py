@@ -5,7 +5,7 @@ Owns the commands 50 to 59 and 82. Source: SPEC.md, section 4.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +17,7 @@ from malamute_protocol.commands.fields import (
     Ranges,
     Reason,
     RequestPriority,
+    Settings,
     Time,
     check_ranges,
 )
@@ -56,7 +57,7 @@ class Offer(Command, tag=51, frozen=True):
     credit_records: int = 0
     credit_bytes: int = 0
     lease_ms: Time = 0
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
     """Settings for a service that does not exist yet."""
 
 
@@ -154,7 +155,7 @@ class EditService(Command, tag=57, frozen=True):
 
     request: int
     service: str
-    settings: dict[str, Any]
+    settings: Settings
     replace: bool = False
     """True: settings that are not named go back to their defaults."""
 

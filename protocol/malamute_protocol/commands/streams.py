@@ -5,12 +5,12 @@ Owns the commands 10, 11, 22, 30 to 36, 70 to 76 and 85. Source: SPEC.md, sectio
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from malamute_protocol.commands.command import Command, WithContent
-from malamute_protocol.commands.fields import Pattern, Start
+from malamute_protocol.commands.fields import Pattern, Settings, Start
 
 
 class Publish(WithContent, tag=10, frozen=True):
@@ -56,7 +56,7 @@ class CreateStream(Command, tag=30, frozen=True):
 
     request: int
     stream: str
-    settings: dict[str, Any] = {}
+    settings: Settings = {}
 
 
 class EditStream(Command, tag=31, frozen=True):
@@ -64,7 +64,7 @@ class EditStream(Command, tag=31, frozen=True):
 
     request: int
     stream: str
-    settings: dict[str, Any]
+    settings: Settings
     replace: bool = False
     """True: settings that are not named go back to their defaults."""
 
