@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from malamute_protocol.commands import Atomic, Command
+from malamute_protocol.commands import Atomic, Command, Hello
 from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message
 from malamute_protocol.limits import Limits
@@ -300,11 +300,15 @@ class Inbound:
         left: commands of the share. False: none waits, or all wait until a batch among them was
         validated (validated()).
         """
-        while left:
-            if not peer.commands and not (peer.queued and self._next_message(peer, now_ms)):
-                self._peers.drop_queued(peer)
-                return False
-            count = _whole(peer.commands, left)
+        while peer.commands or peer.queued:
+            if not left:
+                return True
+            if not peer.commands and not self._next_message(peer, now_ms):
+                break
+            # Whose connection cannot be told may have gone, as thousands may that came and went:
+            # the answer to its HELLO shows that, before its other commands are done in vain.
+            greets = peer.connection is None and peer.fd >= 0 and type(peer.commands[0]) is Hello
+            count = _whole(peer.commands, 1 if greets else left)
             commands = peer.commands[:count]
             # The contents of commands are frames of the message, in order, so many for each.
             owned = sum(command.content_frames for command in commands)
@@ -325,12 +329,13 @@ class Inbound:
                     self._validating[peer.number] = peer
                     return False
             del peer.commands[:count], peer.frames[:owned]
-            left = max(0, left - count)
+            left = 0 if greets else max(0, left - count)
             self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
             self.commands += count
             if self._meter() >= self.until:
-                break  # To decode the messages of a share may take long, if each has one command.
-        return True
+                left = 0  # To decode messages may take long, if each has one command.
+        self._peers.drop_queued(peer)
+        return False
 
     def _next_message(self, peer: Peer, now_ms: int) -> bool:
         """Decode the peer's next message that waits; False: it is malformed, and its link ends."""
