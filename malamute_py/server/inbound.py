@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from malamute_protocol.commands import Atomic, Command, Hello
+from malamute_protocol.commands import Atomic, Command
 from malamute_protocol.errors import RemoteProtocolError
 from malamute_protocol.framing import decode_message
 from malamute_protocol.limits import Limits
@@ -110,7 +110,7 @@ class Inbound:
         one share of them then, and the small messages of other peers come in between."""
         self.aside_ns = 0
         """How long the turn takes up messages of many frames, which are only put aside."""
-        self.queued: dict[int, Peer] = {}
+        self.queued: OrderedDict[int, Peer] = OrderedDict()
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._validating: dict[int, Peer] = {}
         """Link -> peer whose commands wait until a batch among them is validated."""
@@ -118,6 +118,8 @@ class Inbound:
         """Parts and commands of messages that were taken up and put behind those of others."""
         self.ended: list[Connection] = []
         """Connections that ended and of which the core was not told yet."""
+        self._silent: tuple[list[Connection], int, set[int]] = (self.ended, 0, set())
+        """(`ended`, how many it had, descriptors of those of them that never spoke)."""
         self._cut_off: OrderedDict[bytes, Peer] = OrderedDict()
         """Routing ids of lost connections, which libzmq gives once. Their messages that were not
         taken up yet are dropped, until none can be left. When there are too many, the oldest go
@@ -245,6 +247,8 @@ class Inbound:
                         peer.queued, self.queued[peer.number] = Waiting(), peer
                     peer.queue(Arrived(frames, size, parts))
                     self.aside += 1 + parts
+                    if not here and not large:
+                        large, until = True, meter() + self.aside_ns
                     continue
                 if connection is not None:
                     connection.delivered += size
@@ -283,16 +287,29 @@ class Inbound:
         queued, before = self.queued, self.commands
         share = min(_COSTLY_SHARE, self._share_commands) if self.is_tight else self._share_commands
         shares = 1 if self.is_tight else max(1, self._burst_commands // share // 2)
-        for _ in range(shares):
-            if not queued:
-                break
-            number = next(iter(queued))  # the peer that waits longest
-            peer = queued.pop(number)
-            if self._peers.get(number) is peer and self._take_share(peer, share, now_ms):
-                queued[number] = peer  # some wait still: behind the other peers
+        while queued and shares:
+            number, peer = queued.popitem(last=False)  # the peer that waits longest
+            if self._peers.get(number) is peer and not self._has_gone(peer, now_ms):
+                shares -= 1
+                if self._take_share(peer, share, now_ms):
+                    queued[number] = peer  # some wait still: behind the other peers
             if self._meter() >= self.until:
                 break
         return self.commands - before
+
+    def _has_gone(self, peer: Peer, now_ms: int) -> bool:
+        """Whether a peer is not there any more whose connection could not be told; its link ends.
+
+        Thousands may have come and gone, each with many commands, which would be done in vain: no
+        answer to its HELLO reaches such a peer.
+        """
+        if peer.connection is not None or peer.fd < 0 or peer.is_there():
+            return False
+        self.note_lost(peer)
+        self._core.link_lost(peer.number, now_ms)
+        self._peers.remove(peer.number)
+        self._counters["messages_dropped_total"] += 1
+        return True
 
     def _take_share(self, peer: Peer, left: int, now_ms: int) -> bool:
         """Give the core a share of a peer's commands that wait; True: more wait for its next turn.
@@ -305,10 +322,7 @@ class Inbound:
                 return True
             if not peer.commands and not self._next_message(peer, now_ms):
                 break
-            # Whose connection cannot be told may have gone, as thousands may that came and went:
-            # the answer to its HELLO shows that, before its other commands are done in vain.
-            greets = peer.connection is None and peer.fd >= 0 and type(peer.commands[0]) is Hello
-            count = _whole(peer.commands, 1 if greets else left)
+            count = _whole(peer.commands, left)
             commands = peer.commands[:count]
             # The contents of commands are frames of the message, in order, so many for each.
             owned = sum(command.content_frames for command in commands)
@@ -329,7 +343,7 @@ class Inbound:
                     self._validating[peer.number] = peer
                     return False
             del peer.commands[:count], peer.frames[:owned]
-            left = 0 if greets else max(0, left - count)
+            left = max(0, left - count)
             self._core.receive(peer.number, peer.identity, commands, frames, now_ms)
             self.commands += count
             if self._meter() >= self.until:
@@ -465,7 +479,12 @@ class Inbound:
 
     def _unsure(self) -> set[int]:
         """Return descriptors of ended connections that never spoke: see Peers.attach()."""
-        return {connection.fd for connection in self.ended if not connection.spoke}
+        ended, count, silent = self._silent
+        if ended is not self.ended:  # The core was told of those.
+            ended, count, silent = self.ended, 0, set()
+        silent.update(connection.fd for connection in ended[count:] if not connection.spoke)
+        self._silent = ended, len(ended), silent
+        return silent
 
     def _malformed(self, peer: Peer, error: RemoteProtocolError, now_ms: int) -> None:
         """Have the core end a link whose message could not be decoded, with an event."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from malamute_protocol.commands import Command, Ping
+from malamute_protocol.commands import Command, Ping, Pong
 from malamute_protocol.framing import encode_message
 from malamute_protocol.header import Remains
 from malamute_py.server.connections.connection import Connection
@@ -131,6 +131,14 @@ class Peer:
             )
         return True
 
+    def is_there(self) -> bool:
+        """Whether the socket knows the peer still: it is sent what no peer minds."""
+        try:
+            self.put(_HARMLESS)
+        except Unreachable:
+            return False
+        return True
+
     def queue(self, arrived: Arrived) -> None:
         """Keep a message until the commands of those before it had their turn: catch_up()."""
         assert self.queued is not None
@@ -185,6 +193,7 @@ class Peer:
 
 
 _QUESTION = encode_message([Ping(0)])
+_HARMLESS = encode_message([Pong(0)])
 _COPY_BELOW = 64 << 10
 """Size up to which frames are copied: to copy 64 KiB (10 us) costs less than telling Python when
 libzmq is done."""
