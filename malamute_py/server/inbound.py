@@ -38,7 +38,7 @@ _LONG_COMMANDS = 4 << 10
 """Bytes of a message's commands beyond which it is decoded once others are taken up: to decode 500
 commands of 24 bytes takes up to a millisecond."""
 _GONE_COMMANDS = 256
-"""This where the connection has ended, or cannot be told: libzmq gives each connection its turn, and
+"""This where the connection has ended, or cannot be told. libzmq gives each connection its turn:
 thousands that came and went, with 60 subscriptions each, had all others wait for 16 s."""
 _FEW_COMMANDS = 4
 """Commands of a message that are done at once, also where commands turned out to be costly."""

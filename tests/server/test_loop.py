@@ -259,11 +259,13 @@ def test_a_descriptor_is_known_again_when_the_last_connection_under_it_had_spoke
         found = loop.peers.get(1)
         assert found is not None
         assert found.connection is not None
-        loop._inbound.ended.append(found.connection)
+        connection = found.connection
+        loop._inbound.ended.append(connection)
         assert loop._inbound._unsure() == set()
-        found.connection.spoke = False
-        assert loop._inbound._unsure() == {found.connection.fd}
-        loop._inbound.ended.clear()
+        loop._inbound.ended, connection.spoke = [connection], False
+        assert loop._inbound._unsure() == {connection.fd}
+        loop._inbound.ended = []
+        assert loop._inbound._unsure() == set()
     noting.close()
 
 

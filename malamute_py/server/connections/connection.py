@@ -18,9 +18,10 @@ class Connection:
 
     __slots__ = (
         "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
-        "frames", "has_ended", "heard_rss", "inode", "is_cut", "is_tcp", "links", "looks", "memory", "monitor",
-        "quiet", "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
-        "stretch_frames", "surplus", "taken_ms", "unread", "user", "waiting", "waiting_frames",
+        "frames", "has_ended", "heard_rss", "inode", "is_cut", "is_tcp", "links", "looks", "memory",
+        "monitor", "quiet", "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke",
+        "stretch", "stretch_frames", "surplus", "taken_ms", "unread", "user", "waiting",
+        "waiting_frames",
     )  # fmt: skip
 
     def __init__(

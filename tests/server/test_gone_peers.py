@@ -1,0 +1,48 @@
+"""Messages of peers that have gone by the time at which the loop takes them up."""
+
+from __future__ import annotations
+
+from malamute_protocol.commands import Ping
+from malamute_protocol.framing import encode_message
+from tests.server.fakes import Noting
+from tests.server.zmtp import Zmtp
+
+MANY = list(encode_message([Ping(1 << 40 | number) for number in range(60)]))
+
+
+def test_what_peers_sent_that_came_and_went_is_dropped_after_the_messages_of_others() -> None:
+    """12,000 had all others wait for 16 s: their commands were done, and nobody was there."""
+    noting = Noting()
+    loop = noting.running.loop
+    with Zmtp(noting.running.endpoint) as other:
+        other.send(*encode_message([Ping(1)]))
+        noting.turns_until(lambda: noting.counts[1] == 1)
+        noting.running.await_libzmq()
+        loop.turn()
+        for _ in range(5):
+            with Zmtp(noting.running.endpoint) as gone:
+                gone.send(*MANY)
+        noting.running.await_libzmq()
+        other.send(*encode_message([Ping(2)]))
+        noting.running.await_libzmq()
+        noting.turns_until(lambda: loop._counters["messages_dropped_total"] == 5)
+        assert noting.counts == {1: 2}
+        assert loop.peers.numbers() == [1]
+    noting.close()
+
+
+def test_what_a_peer_sent_before_it_went_is_done_after_the_messages_of_others() -> None:
+    noting = Noting()
+    with Zmtp(noting.running.endpoint) as other:
+        with Zmtp(noting.running.endpoint) as going:
+            for number, peer in enumerate((other, going), 1):
+                peer.send(*encode_message([Ping(number)]))
+                noting.turns_until(lambda number=number: noting.counts[number])  # type: ignore[misc]
+            going.send(*MANY)
+        noting.running.await_libzmq()
+        other.send(*encode_message([Ping(3)]))
+        noting.running.await_libzmq()
+        noting.calls.clear()
+        noting.turns_until(lambda: noting.counts[2] == 61)
+        assert [link for link, _, _ in noting.calls] == [1, 2]
+    noting.close()
