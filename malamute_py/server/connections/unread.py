@@ -20,7 +20,7 @@ socket, and local.py judges the rest. inproc peers are in this process and not j
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from malamute_py.config import LimitsSection
 from malamute_py.server.connections.connection import SMALL_BYTES, Connection
@@ -68,10 +68,24 @@ class UnreadBytes:
         self._local = local
         self.total = 0
         """Memory of all unread bytes at the last check."""
+        self._frame_bytes: dict[str, float] = {}
+        """Share -> average bytes of the frames of its connections that have no average of their
+        own: of 200 of one address few frames each are taken up, and they fill memory together."""
 
-    def sum_up(self, suspects: Iterable[Connection]) -> None:
+    def sum_up(self, suspects: Sequence[Connection]) -> None:
         """Note the memory of all unread bytes, for the next looks; at the end of a check."""
         self.total = sum(each.memory for each in suspects)
+        sizes: Counter[str] = Counter()
+        frames: Counter[str] = Counter()
+        for each in suspects:
+            if not each.frame_bytes:
+                sizes[each.share] += each.delivered + each.waiting
+                frames[each.share] += each.frames + each.waiting_frames
+        self._frame_bytes = {
+            share: sizes[share] / count
+            for share, count in frames.items()
+            if count >= _SAMPLE_FRAMES
+        }
         # Once they are taken up, this memory is to be given back: so much is worth the thread.
         if self.total > self._bounds.unread_share_bytes_max // 4:
             self._memory.has_filled = True
@@ -132,7 +146,8 @@ class UnreadBytes:
         connection.unread = unread
         growth = max(0, self._memory.rss - connection.rss)
         # Once the sockets are empty no whole message waits: it is the beginning of one.
-        connection.memory = unread if drained else _memory_of(connection, growth)
+        average = connection.frame_bytes or self._frame_bytes.get(connection.share, 0.0)
+        connection.memory = unread if drained else _memory_of(unread, average, growth)
         connection.rise = max(0, connection.memory - before)
         if connection.looks < 2:
             return None  # The next look judges, when the loop has read once more.
@@ -228,12 +243,12 @@ def _counted(left: int, growth: int, bound: int, ended: int) -> int:
     return min(left, growth, bound - kept_back)
 
 
-def _memory_of(connection: Connection, growth: int) -> int:
-    """Return the memory that a connection's unread bytes take, by the size of its frames.
+def _memory_of(unread: int, size: float, growth: int) -> int:
+    """Return the memory that a connection's unread bytes take, by the average size of its frames.
 
-    growth: of the resident memory since something of it was unread; it takes no more than that.
+    size: 0: it is not known. growth: of the resident memory since something of it was unread; it
+    takes no more than that.
     """
-    unread, size = connection.unread, connection.frame_bytes
     if not 0 < size < _SMALL_FRAME_BYTES:
         return unread
     # A tiny frame needs a little beside its bytes; another small one may keep a whole buffer.

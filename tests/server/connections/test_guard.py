@@ -218,6 +218,20 @@ def test_frames_that_were_taken_up_and_wait_tell_the_size_of_those_behind_them()
         assert watched.connection.memory == int((1_000_000 + 600 * 130) * (1 + 8_192 / 130))
 
 
+def test_connections_of_one_share_tell_the_size_of_their_frames_together() -> None:
+    """Of 200 few frames each were taken up: they took 541 MiB where 231 were counted."""
+    with Watched() as watched:
+        other = watched.another()
+        for frames in (60, 60, 15, 15):
+            for one in (watched, other):
+                one.delivers(frames=frames, frame_bytes=130)
+                one.arrives(200_000)
+            watched.grows(200 << 20)
+            watched.look(drained=False)
+        assert watched.connection.memory == int(800_000 * (1 + 8_192 / 130))
+        other.__exit__()
+
+
 def test_small_frames_count_for_no_more_than_memory_has_grown() -> None:
     with Watched() as watched:
         watched.delivers(frames=300, frame_bytes=10)
