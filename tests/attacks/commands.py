@@ -604,3 +604,54 @@ def pages_of_all(aim: Aim) -> None:
         for place, peer in enumerate(peers):
             peer.say(*messages[(aim.round + place) % 3])
             peer.discard()
+
+
+@attack(6)
+def came_and_went(aim: Aim) -> None:
+    """Clients that come thirty at a time, ask for 60 subscriptions each and go at once."""
+    subscriptions = [wire.Subscribe(n, "canary", ["all"], [1], 9, 9) for n in range(60)]
+    while aim.more():
+        commands = [wire.Hello((1, 1), aim.chance.randbytes(16), ""), *subscriptions]
+        data = message(encode_message(commands))
+        sent = [Raw(aim, GREETING + ready(), data) for _ in range(30)]
+        for each in sent:
+            each.close()
+
+
+@attack(4, keeps=64 * MIB)
+def new_subjects(aim: Aim) -> None:
+    """Six clients that send batches of 3,000 subjects which no batch had before, 8 a message."""
+    reader = aim.peer()
+    reader.say(
+        *[wire.Subscribe(n + 1, "new", ["topic", f"*.{n}.#"], [1], ALL, ALL) for n in range(40)]
+    )
+    peers = [aim.peer() for _ in range(6)]
+    while aim.more():
+        for peer in peers:
+            first = aim.chance.getrandbits(40)
+            contents = []
+            for batch in range(8):
+                names = [f"n{first + n:x}.{batch}.{n}" for n in range(3_000)]
+                contents.append(encode([b""] * 3_000, subject=names))
+            peer.say(*[wire.Publish("new", n + 1) for n in range(8)], frames=contents)
+            peer.discard()
+        reader.discard()
+
+
+@attack(6)
+def steps_of_many_parts(aim: Aim) -> None:
+    """Two clients that take steps of 512 parts: publishes, mails and moves of cursors."""
+    content = encode([b"x" * 10], subject="a")
+    kinds: tuple[Callable[[int], Any], ...] = (
+        lambda n: wire.Publish(f"stepped.{n % 30}", 0),
+        lambda n: wire.Send(f"stepped.{n % 60}", 0),
+        lambda n: wire.MoveCursor("stepped.0", f"c{n}", 0, 0, force=True),
+    )
+    parts = [kinds[n % 3](n) for n in range(512)]
+    contents = [content] * sum(part.content_frames for part in parts)
+    peers = [aim.peer() for _ in range(2)]
+    while aim.more():
+        for peer in peers:
+            step = wire.Atomic(1, len(parts), key=aim.chance.randbytes(16))
+            peer.say(step, *parts, frames=contents)
+            peer.discard()
