@@ -131,7 +131,7 @@ class Broker:
         )  # fmt: skip
         self.takes_long: Final = self._validation.takes_long
         self.reads_first: Final = self._validation.reads_first
-        self.ahead_bytes = self._validation.ahead_bytes  # of a message: takes_long() is to be asked
+        self.ahead_bytes = self._validation.ahead_bytes  # A larger message may take long.
         self._ahead = ReadingAhead(shard, self._links, self._matching, self._validation)
         self.read_ahead: Final = self._ahead.read
         self.validating: Final = self._ahead.validating

@@ -179,7 +179,7 @@ newcomers_turned_away_total | Times that the kernel was told to drop all connect
 connections_held_total -> held_connections_total | Times that a connection was held back while the loop stood still.
 trims_failed_total | Times that memory of cut connections could not be given back to the system.
 claimed_ids_total | Routing ids that peers claimed though libzmq gives them.
-messages_dropped_total -> dropped_messages_total | Messages dropped that cut connections had left behind.
+messages_dropped_total -> dropped_messages_total | Messages dropped that cut connections had left behind, or peers that came and went.
 disconnected_total -> disconnections_total | Connections that ended.
 handshake_failed_total -> failed_handshakes_total | Handshakes of ZeroMQ that failed, for whatever reason.
 handshake_abandoned_total -> abandoned_handshakes_total | Of these, connections that ended amid the handshake where credentials are asked for (event handshake_abandoned): probes, and some clients without a credential.

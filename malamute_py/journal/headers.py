@@ -14,8 +14,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from typing import Any, Final, TypeAlias
+from itertools import chain
+from random import Random
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from pyroaring import BitMap
@@ -32,6 +33,7 @@ from malamute_py.journal.filters import EntryFilters, Items
 Keys: TypeAlias = tuple[str, ...]
 Fields: TypeAlias = Mapping[str, str]
 
+_T = TypeVar("_T")
 _MEMO_MAX = 2048
 _MEMO_TABLE_MAX = 4096
 """Headers of a table. The protocol's memo does not share larger ones; they would be held for
@@ -268,11 +270,11 @@ class HeaderTable:
         coming: subjects of the table. A sample of them decides, for to take 65,536 subjects apart
         at each depth takes half a second. Returns the stream's bitmaps, which may be new ones.
         """
-        sample = coming[:: max(1, len(coming) // _SAMPLE)]
+        sample = _sample(coming)
         # One part fewer than the deepest subject has: with all parts nothing would be cut.
         depth = _deepest(sample) - 1 if self.depth is None else self.depth
         tops = [(stream, top) for top in sample]
-        depth = _fitting_depth(tops, len(coming), depth, self._distinct_max // 2)
+        depth = _fitting_depth(tops, len(coming), depth, max(1, self._distinct_max // 2))
         if depth != self.depth:
             self._coarsen(ordinal, to=depth)
         return self.streams[stream]
@@ -329,12 +331,13 @@ class HeaderTable:
 
         A table of 16,384 subjects would be rebuilt in some 20 ms for each depth that is tried.
         """
-        count = sum(len(table.tops) for table in streams.values())
-        stride = max(1, count // _SAMPLE)
-        tops = ((number, top) for number, table in streams.items() for top in table.tops)
-        sample = list(islice(tops, 0, None, stride))
+        most = self._distinct_max // 2 - sum(len(table.names) for table in streams.values())
+        if most < 1:
+            return 0  # Names of fields alone are too many, and depth 0 keeps none.
+        tops = [(number, top) for number, table in streams.items() for top in table.tops]
+        sample = _sample(tops)
         depth = min(depth, _deepest(top for _, top in sample)) - 1
-        return _fitting_depth(sample, count, depth, self._distinct_max // 2)
+        return _fitting_depth(sample, len(tops), depth, most)
 
     def _items(self) -> Iterator[tuple[str, BitMap]]:
         """Yield each item of an exact table, as filters store it, with the entries that hold it.
@@ -423,17 +426,24 @@ def _deepest(tops: Iterable[Keys]) -> int:
     return min(parts, LEAD_PARTS_MAX)
 
 
-def _fitting_depth(sample: Sequence[tuple[int, Keys]], count: int, depth: int, most: int) -> int:
-    """Return how many leading parts, `depth` or fewer, leave some subjects `most` or fewer.
+def _sample(items: Sequence[_T]) -> Sequence[_T]:
+    """Return at most _SAMPLE of some items, at random: subjects may come in a regular order."""
+    if len(items) <= _SAMPLE:
+        return items
+    return Random(len(items)).sample(items, _SAMPLE)
 
-    sample: some of them, each with its stream's number, by which it is guessed. count: how many
-    there are.
+
+def _fitting_depth(sample: Sequence[tuple[int, Keys]], count: int, depth: int, most: int) -> int:
+    """Return how many leading parts, `depth` or fewer, leave `most` subjects or fewer different.
+
+    The sample tells, which is of `count` subjects, each with its stream's number.
     """
-    few = most
+    sample_most = most
     if len(sample) < count:
-        # So many of the sample would differ if `most` of all did.
-        few = min(most, int(-most * math.expm1(-len(sample) / most)))
-    while depth > 0 and len({(n, leading_parts(top, depth)) for n, top in sample}) > few:
+        # So many of the sample would differ if `most` of all did, and by chance a few more. Where
+        # the sample errs, a further depth is tried.
+        sample_most = min(most, int(-most * math.expm1(-len(sample) / most)) + _SAMPLE // 50)
+    while depth > 0 and len({(n, leading_parts(top, depth)) for n, top in sample}) > sample_most:
         depth -= 1
     return depth
 

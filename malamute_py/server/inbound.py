@@ -26,6 +26,7 @@ from malamute_py.config import Config
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.guard import EVENTS_A_TURN, Guard, has_events
 from malamute_py.server.connections.numbering import Numbering
+from malamute_py.server.pacing import Pacing
 from malamute_py.server.parts import Core
 from malamute_py.server.peers import Peer, Peers
 from malamute_py.server.sockets import Listener
@@ -37,9 +38,12 @@ messages from a shared 8 KiB read buffer, so that keeping one would keep all of 
 _LONG_COMMANDS = 4 << 10
 """Bytes of a message's commands beyond which it is decoded once others are taken up: to decode 500
 commands of 24 bytes takes up to a millisecond."""
-_GONE_COMMANDS = 256
-"""This where the connection has ended, or cannot be told. libzmq gives each connection its turn:
-thousands that came and went, with 60 subscriptions each, had all others wait for 16 s."""
+_FIRST_COMMANDS = 256
+"""Bytes of commands beyond which the first message of a peer is put aside whose connection cannot
+be told. libzmq gives each connection its turn: thousands of peers that came and went, with 60
+subscriptions each, had all others wait for 16 s."""
+_DROPS = 256
+"""Peers that have gone and that a turn drops at most: 3 to 10 us each."""
 _FEW_COMMANDS = 4
 """Commands of a message that are done at once, also where commands turned out to be costly."""
 _COSTLY_SHARE = 16
@@ -104,12 +108,15 @@ class Inbound:
         self._share_commands = config.loop.share_commands
         self._frames_max = config.limits.message_frames_max
         self.until = sys.maxsize
-        """When the turn takes up no more messages, as the meter tells it."""
+        """When the turn takes up no more messages, as the meter tells it; once one was put aside,
+        it takes up others for `take_ns` more, and for `aside_ns` more what is put aside."""
         self.is_tight = False
         """Whether all but small messages wait, because commands turned out to be costly: a turn has
         one share of them then, and the small messages of other peers come in between."""
+        self.take_ns = 0
+        """How long the turn takes up messages."""
         self.aside_ns = 0
-        """How long the turn takes up messages of many frames, which are only put aside."""
+        """How long the turn takes up messages that are only put aside."""
         self.queued: OrderedDict[int, Peer] = OrderedDict()
         """Link -> peer whose commands wait for their turn; the next in turn comes first."""
         self._validating: dict[int, Peer] = {}
@@ -130,6 +137,12 @@ class Inbound:
         messages behind it wait, too."""
         self.commands = 0
         """Commands that the core was given since the collector looked at young objects."""
+
+    def begin(self, pacing: Pacing, began_ns: int) -> None:
+        """Begin a turn at a time of the meter: how long it takes up messages, and of which kind."""
+        self.take_ns, self.aside_ns = pacing.take_ns, pacing.aside_ns
+        self.until = began_ns + pacing.take_ns
+        self.is_tight = pacing.was_costly
 
     def note_lost(self, peer: Peer) -> None:
         """Drop what still comes of a peer whose connection is lost.
@@ -171,7 +184,8 @@ class Inbound:
         share = _FEW_COMMANDS if self.is_tight else self._share_commands
         taken = worked = 0  # bytes taken up; commands that the core was given
         count = dropped = 0  # messages
-        until, large = self.until, False
+        until = until_done = self.until
+        large = False
         while count < self._burst_messages:
             # The time also bounds messages that are only put after others: to take up 256 of them,
             # of 1,000 frames each, took 264 ms.
@@ -214,7 +228,8 @@ class Inbound:
             if parts > share + 1 and not large:
                 # One message of many frames, which may take as long as the turn has for all, takes
                 # no time from the messages of others.
-                large, until = True, meter() + self.aside_ns
+                now = meter()
+                large, until, until_done = True, now + self.aside_ns, now + self.take_ns
             if gone is not None:
                 # The link is lost: its connection's bytes are only counted as taken up.
                 gone.delivered(size, parts)
@@ -227,6 +242,7 @@ class Inbound:
             count += 1
             try:
                 # A new peer, or another one with the same routing id.
+                most = _LONG_COMMANDS
                 if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
                     arrived = Arrived(frames, size, parts)
                     peer = self._admit(listener, head, arrived, peer, now_ms)
@@ -234,25 +250,27 @@ class Inbound:
                         if listener in self.held:
                             break
                         continue
-                if peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
+                    if peer.connection is None and peer.fd >= 0:
+                        most = _FIRST_COMMANDS
+                elif peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
                     continue
-                connection = peer.connection
-                here = peer.fd < 0 if connection is None else not connection.has_ended
-                most = _LONG_COMMANDS if here else _GONE_COMMANDS
                 if peer.queued is not None or parts > share + 1 or len(frames[0]) > most:
                     # Commands of an earlier message of the peer wait, and the order stays; or this
-                    # one has much to decode, for which the others of the turn do not wait; or its
-                    # connection has ended, so that nobody waits for an answer.
+                    # one has much to decode, for which the others of the turn do not wait; or it is
+                    # the first one of a peer that may have gone.
                     if peer.queued is None:
                         peer.queued, self.queued[peer.number] = Waiting(), peer
                     peer.queue(Arrived(frames, size, parts))
                     self.aside += 1 + parts
-                    if not here and not large:
-                        large, until = True, meter() + self.aside_ns
+                    if most == _FIRST_COMMANDS:
+                        peer.is_new = True
+                        if not large:
+                            now = meter()
+                            large, until, until_done = True, now + self.aside_ns, now + self.take_ns
                     continue
-                if connection is not None:
-                    connection.delivered += size
-                    connection.frames += parts
+                if peer.connection is not None:
+                    peer.connection.delivered += size
+                    peer.connection.frames += parts
                 messages = decode_message(frames, limits)
             except RemoteProtocolError as error:
                 assert peer is not None  # Only decoding raises it.
@@ -274,6 +292,7 @@ class Inbound:
                 core.receive(peer.number, peer.identity, commands, frames[1:], now_ms)
                 worked += len(commands)
                 self.commands += len(commands)
+                until = until_done  # The longer time is for what is put aside.
         self._counters["messages_in_total"] += count
         self._counters["bytes_in_total"] += taken
         return False
@@ -287,28 +306,33 @@ class Inbound:
         queued, before = self.queued, self.commands
         share = min(_COSTLY_SHARE, self._share_commands) if self.is_tight else self._share_commands
         shares = 1 if self.is_tight else max(1, self._burst_commands // share // 2)
-        while queued and shares:
+        drops = _DROPS
+        while queued and shares and drops:
             number, peer = queued.popitem(last=False)  # the peer that waits longest
-            if self._peers.get(number) is peer and not self._has_gone(peer, now_ms):
-                shares -= 1
-                if self._take_share(peer, share, now_ms):
-                    queued[number] = peer  # some wait still: behind the other peers
+            if self._peers.get(number) is not peer or self._drop_if_gone(peer):
+                drops -= 1
+                continue
+            shares -= 1
+            if self._take_share(peer, share, now_ms):
+                queued[number] = peer  # some wait still: behind the other peers
             if self._meter() >= self.until:
                 break
         return self.commands - before
 
-    def _has_gone(self, peer: Peer, now_ms: int) -> bool:
-        """Whether a peer is not there any more whose connection could not be told; its link ends.
+    def _drop_if_gone(self, peer: Peer) -> bool:
+        """Drop a new peer, with all that it sent, if it is not there any more.
 
-        Thousands may have come and gone, each with many commands, which would be done in vain: no
-        answer to its HELLO reaches such a peer.
+        Thousands may have come and gone, each with many commands, which would be done in vain: the
+        core has not had its HELLO yet, and no answer to that would reach it.
         """
-        if peer.connection is not None or peer.fd < 0 or peer.is_there():
+        if not peer.is_new:
             return False
+        peer.is_new = False
+        if peer.is_there():
+            return False
+        self._counters["messages_dropped_total"] += len(peer.queued or ())
         self.note_lost(peer)
-        self._core.link_lost(peer.number, now_ms)
         self._peers.remove(peer.number)
-        self._counters["messages_dropped_total"] += 1
         return True
 
     def _take_share(self, peer: Peer, left: int, now_ms: int) -> bool:
@@ -394,7 +418,7 @@ class Inbound:
             return None
         if old is not None:
             # The peer chose the id, and another connection has chosen it since.
-            self._core.link_lost(old.number, now_ms)
+            self._guard.memory.note_freed(self._core.link_lost(old.number, now_ms))
             self._peers.remove(old.number)
         peer = self._peers.add(listener, head)
         return peer if self._attach(peer, now_ms) else None

@@ -196,8 +196,7 @@ class Loop:
             self._core.skipped(skipped_ms, now_ms)
         began = self._meter()
         inbound, pacing = self._inbound, self._pacing
-        inbound.aside_ns, inbound.until = pacing.aside_ns, began + pacing.take_ns
-        inbound.is_tight = pacing.was_costly
+        inbound.begin(pacing, began)
         self._turn_until = began + pacing.turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
         commands, behind = inbound.commands, bool(inbound.queued)

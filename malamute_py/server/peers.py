@@ -52,6 +52,7 @@ class Peer:
         "fd",
         "frames",
         "identity",
+        "is_new",
         "listener",
         "number",
         "numbered",
@@ -94,6 +95,8 @@ class Peer:
         self.strict = listener.authenticated or not self.numbered
         """Whether each message must be shown to have come by this peer's own connection: another
         peer may have the same routing id later, or credentials count."""
+        self.is_new = False
+        """True: the core has had nothing of it yet, and its connection cannot be told."""
         self.queued: Waiting | None = None
         """Messages that came while commands of an earlier one wait for their turn, if some do."""
         self.queued_bytes = 0

@@ -519,7 +519,10 @@ def test_subjects_are_taken_apart_a_few_times_however_many_parts_they_have(
 
 
 @pytest.mark.moderate
-@pytest.mark.parametrize(("devices", "depth"), [(10, 2), (1_000, 2), (7_000, 2), (12_000, 1)])
+@pytest.mark.parametrize(
+    ("devices", "depth"),
+    [(10, 2), (1_000, 2), (1_001, 2), (1_024, 2), (4_001, 2), (7_001, 2), (12_000, 1)],
+)
 def test_as_many_leading_parts_are_kept_as_fit(devices: int, depth: int) -> None:
     """A sample of 1,024 subjects may differ in most places where all of them do not."""
     table = HeaderTable(16_384)

@@ -31,18 +31,27 @@ def test_what_peers_sent_that_came_and_went_is_dropped_after_the_messages_of_oth
     noting.close()
 
 
-def test_what_a_peer_sent_before_it_went_is_done_after_the_messages_of_others() -> None:
+def test_what_a_peer_sent_that_is_there_is_done_though_its_connection_cannot_be_told() -> None:
+    """It has the descriptor of one that came and went without a message."""
     noting = Noting()
+    loop = noting.running.loop
     with Zmtp(noting.running.endpoint) as other:
-        with Zmtp(noting.running.endpoint) as going:
-            for number, peer in enumerate((other, going), 1):
-                peer.send(*encode_message([Ping(number)]))
-                noting.turns_until(lambda number=number: noting.counts[number])  # type: ignore[misc]
-            going.send(*MANY)
+        other.send(*encode_message([Ping(1)]))
+        noting.turns_until(lambda: noting.counts[1] == 1)
         noting.running.await_libzmq()
-        other.send(*encode_message([Ping(3)]))
+        loop.turn()
+        with Zmtp(noting.running.endpoint):
+            pass
         noting.running.await_libzmq()
-        noting.calls.clear()
-        noting.turns_until(lambda: noting.counts[2] == 61)
-        assert [link for link, _, _ in noting.calls] == [1, 2]
+        with Zmtp(noting.running.endpoint) as peer:
+            peer.send(*MANY)
+            noting.running.await_libzmq()
+            other.send(*encode_message([Ping(2)]))
+            noting.running.await_libzmq()
+            noting.calls.clear()
+            noting.turns_until(lambda: noting.counts[2] == 60)
+            found = loop.peers.get(2)
+            assert found is not None
+            assert found.connection is None
+    assert [link for link, _, _ in noting.calls] == [1, 2], "it waited"
     noting.close()

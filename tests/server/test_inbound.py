@@ -43,7 +43,7 @@ class Taken:
             Config(), limits=Limits(), counters=defaultdict(int), meter=lambda: self.ns,
             report=lambda *_: None, **parts,
         )  # fmt: skip
-        self.inbound.aside_ns = _TAKE_NS
+        self.inbound.take_ns = self.inbound.aside_ns = _TAKE_NS
         self._peers = {
             name: SimpleNamespace(
                 strict=False,

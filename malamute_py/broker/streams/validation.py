@@ -78,8 +78,8 @@ class Validation:
     def takes_long(self, frame: Any) -> bool:
         """Whether a frame may be a content that takes a millisecond or more.
 
-        Asked by the shell, which lets messages of other peers go first. So it is with what
-        reads_first() tells, and with header tables from _LONG_TABLE_BYTES on.
+        Asked by the shell, which lets messages of other peers go first. Header tables of more than
+        _LONG_TABLE_BYTES take so long, and typed batches that may have to be validated in full.
         """
         return has_large_table(frame, _LONG_TABLE_BYTES) or claimed_schema(frame) in self._ids
 

@@ -18,10 +18,9 @@ class Connection:
 
     __slots__ = (
         "accepted_ms", "address", "asked_ms", "base", "delivered", "error", "fd", "frame_bytes",
-        "frames", "has_ended", "heard_rss", "inode", "is_cut", "is_tcp", "links", "looks", "memory",
-        "monitor", "quiet", "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke",
-        "stretch", "stretch_frames", "surplus", "taken_ms", "unread", "user", "waiting",
-        "waiting_frames",
+        "frames", "heard_rss", "inode", "is_cut", "is_tcp", "links", "looks", "memory", "monitor",
+        "quiet", "revoked", "rise", "rss", "sampled", "sampled_frames", "seen", "spoke", "stretch",
+        "stretch_frames", "surplus", "taken_ms", "unread", "user", "waiting", "waiting_frames",
     )  # fmt: skip
 
     def __init__(
@@ -82,8 +81,6 @@ class Connection:
         self.stretch = self.stretch_frames = 0
         """Only of a local connection: number of the stretch of checks that found local messages
         waiting, and `frames` at its first look in this stretch."""
-        self.has_ended = False
-        """True: the guard knows that it is over; messages of it may still wait in libzmq."""
         self.is_cut = False
         """True: the guard ended it for what it had unread; what it sent before is dropped."""
         self.revoked = False

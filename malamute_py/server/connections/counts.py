@@ -79,7 +79,6 @@ class Connections:
 
     def remove(self, connection: Connection) -> None:
         """Remove a connection from the counts."""
-        connection.has_ended = True
         del self._by_fd[connection.fd]
         self._local.pop(connection.fd, None)
         _less(self._by_address, connection.address)

@@ -69,12 +69,16 @@ class UnreadBytes:
         self.total = 0
         """Memory of all unread bytes at the last check."""
         self._frame_bytes: dict[str, float] = {}
-        """Share -> average bytes of the frames of its connections that have no average of their
-        own: of 200 of one address few frames each are taken up, and they fill memory together."""
+        """Share -> average bytes of the frames of those of its connections that have no average of
+        their own. 200 connections of one address, of each of which the loop has taken up few
+        frames, fill as much memory as one that sends as much."""
 
     def sum_up(self, suspects: Sequence[Connection]) -> None:
         """Note the memory of all unread bytes, for the next looks; at the end of a check."""
-        self.total = sum(each.memory for each in suspects)
+        # Each may count for all of the growth, but together they have caused it only once.
+        grown = max(0, self._memory.grown())
+        least = sum(each.unread for each in suspects)
+        self.total = min(sum(each.memory for each in suspects), least + grown)
         sizes: Counter[str] = Counter()
         frames: Counter[str] = Counter()
         for each in suspects:
@@ -142,13 +146,14 @@ class UnreadBytes:
         # There is something unread: how much memory it takes, by its frames or by the growth.
         connection.quiet = 0
         connection.looks += 1
-        before = connection.memory
+        before, unread_before = connection.memory, connection.unread
         connection.unread = unread
         growth = max(0, self._memory.rss - connection.rss)
         # Once the sockets are empty no whole message waits: it is the beginning of one.
         average = connection.frame_bytes or self._frame_bytes.get(connection.share, 0.0)
         connection.memory = unread if drained else _memory_of(unread, average, growth)
-        connection.rise = max(0, connection.memory - before)
+        # So much as what came since the last look takes: another average size of frames is no rise.
+        connection.rise = max(0, unread - unread_before) * connection.memory // unread
         if connection.looks < 2:
             return None  # The next look judges, when the loop has read once more.
         # Tiny frames fill many times their bytes: the memory that they take counts.
