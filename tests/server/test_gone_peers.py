@@ -11,7 +11,7 @@ MANY = list(encode_message([Ping(1 << 40 | number) for number in range(60)]))
 
 
 def test_what_peers_sent_that_came_and_went_is_dropped_after_the_messages_of_others() -> None:
-    """12,000 had all others wait for 16 s: their commands were done, and nobody was there."""
+    """All others waited for 16 s for the commands of 12,000 peers, none of which was there."""
     noting = Noting()
     loop = noting.running.loop
     with Zmtp(noting.running.endpoint) as other:

@@ -219,7 +219,7 @@ def test_frames_that_were_taken_up_and_wait_tell_the_size_of_those_behind_them()
 
 
 def test_connections_of_one_share_tell_the_size_of_their_frames_together() -> None:
-    """Of 200 few frames each were taken up: they took 541 MiB where 231 were counted."""
+    """200 of which the loop had taken up few frames took 541 MiB, where 231 were counted."""
     with Watched() as watched:
         other = watched.another()
         for frames in (60, 60, 15, 15):
