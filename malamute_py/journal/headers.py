@@ -36,10 +36,10 @@ Fields: TypeAlias = Mapping[str, str]
 _T = TypeVar("_T")
 _MEMO_MAX = 2048
 _MEMO_TABLE_MAX = 4096
-"""Headers of a table. The protocol's memo does not share larger ones; they would be held for
+"""Keys and fields of a table. The protocol's memo does not share larger ones; they would be held for
 nothing."""
-_MEMO_HEADERS_MAX = 1 << 15
-"""Headers of all tables together: each header comes with objects of some hundred bytes."""
+_MEMO_ENTRIES_MAX = 1 << 15
+"""Keys and fields of all tables together: each comes with objects of some hundred bytes."""
 _SAMPLE = 1_024
 """Subjects of a large table by which it is guessed how many leading parts they have."""
 _NO_ENTRIES = BitMap()
@@ -168,8 +168,8 @@ class HeaderTable:
         self._memo: dict[tuple[int, int], tuple[Any, _Resolved]] = {}
         """(number of a stream, id() of a header table) -> (the table, its bitmaps): for tables that
         come again after others."""
-        self._memo_headers = 0
-        """Headers of all tables in `_memo`, which is emptied when they are too many."""
+        self._memo_entries = 0
+        """Keys and fields of all tables in `_memo`, which is emptied when they are too many."""
 
     def restore(
         self,
@@ -255,11 +255,15 @@ class HeaderTable:
             # Without items the entry gets no filter, and so every search takes it.
             bitmaps, _ = resolved
             resolved = bitmaps, None
-        if size <= _MEMO_TABLE_MAX:
-            if len(self._memo) >= _MEMO_MAX or self._memo_headers > _MEMO_HEADERS_MAX:
+        # A map of 60 fields counts as 60: 32 tables of a thousand such maps took 160 MiB.
+        entries = (
+            sum(map(len, subjects)) + sum(map(len, fieldmaps)) if size <= _MEMO_TABLE_MAX else 0
+        )
+        if 0 < entries <= _MEMO_TABLE_MAX:
+            if len(self._memo) >= _MEMO_MAX or self._memo_entries > _MEMO_ENTRIES_MAX:
                 self._memo.clear()
-                self._memo_headers = 0
-            self._memo_headers += size
+                self._memo_entries = 0
+            self._memo_entries += entries
             # The memo holds `keys` itself, so that its id cannot become another object's.
             self._memo[stream, id(keys)] = (keys, resolved)
         return resolved
@@ -324,7 +328,7 @@ class HeaderTable:
         # They remember bitmaps of the tables that were replaced.
         self._last.clear()
         self._memo.clear()
-        self._memo_headers = 0
+        self._memo_entries = 0
 
     def _shallower(self, streams: Mapping[int, StreamHeaders], depth: int) -> int:
         """Return a lower depth at which subjects are half of what fits, as a sample of them tells.

@@ -238,14 +238,16 @@ def test_a_table_of_headers_known_from_before_the_bound_was_passed_is_noted_anew
 
 @pytest.mark.moderate
 def test_tables_that_nobody_sends_again_are_not_held() -> None:
+    """32 tables of 1,000 maps, each of 60 fields, stayed: they took 160 MiB."""
     table = HeaderTable(16)
-    for size in (5_000, 4_000):
+    for size, each in ((5_000, 1), (4_000, 1), (60, 60), (1_000, 60)):
         for number in range(20):
-            fields = [{"id": f"{number}.{row}"} for row in range(size)]
+            fields = [{f"id{n}": f"{number}.{row}" for n in range(each)} for row in range(size)]
             table.add(1, number, ([("a",)], fields))
-            held = [keys[1] for keys, _ in table._memo.values()]
-            assert sum(map(len, held)) <= (1 << 15) + 4_096
-            assert all(len(maps) <= 4_096 for maps in held)
+            held = [sum(map(len, keys[1])) for keys, _ in table._memo.values()]
+            assert sum(held) <= (1 << 15) + 4_096
+            assert all(count <= 4_096 for count in held)
+        assert held
     assert len(table._last) <= 1
 
 
