@@ -36,8 +36,8 @@ Fields: TypeAlias = Mapping[str, str]
 _T = TypeVar("_T")
 _MEMO_MAX = 2048
 _MEMO_TABLE_MAX = 4096
-"""Keys and fields of a table. The protocol's memo does not share larger ones; they would be held for
-nothing."""
+"""Keys and fields of a table. The protocol's memo shares hardly any larger one, so that it would be
+held for nothing."""
 _MEMO_ENTRIES_MAX = 1 << 15
 """Keys and fields of all tables together: each comes with objects of some hundred bytes."""
 _SAMPLE = 1_024

@@ -636,22 +636,3 @@ def new_subjects(aim: Aim) -> None:
             peer.say(*[wire.Publish("new", n + 1) for n in range(8)], frames=contents)
             peer.discard()
         reader.discard()
-
-
-@attack(6)
-def steps_of_many_parts(aim: Aim) -> None:
-    """Two clients that take steps of 512 parts: publishes, mails and moves of cursors."""
-    content = encode([b"x" * 10], subject="a")
-    kinds: tuple[Callable[[int], Any], ...] = (
-        lambda n: wire.Publish(f"stepped.{n % 30}", 0),
-        lambda n: wire.Send(f"stepped.{n % 60}", 0),
-        lambda n: wire.MoveCursor("stepped.0", f"c{n}", 0, 0, force=True),
-    )
-    parts = [kinds[n % 3](n) for n in range(512)]
-    contents = [content] * sum(part.content_frames for part in parts)
-    peers = [aim.peer() for _ in range(2)]
-    while aim.more():
-        for peer in peers:
-            step = wire.Atomic(1, len(parts), key=aim.chance.randbytes(16))
-            peer.say(step, *parts, frames=contents)
-            peer.discard()

@@ -247,7 +247,7 @@ def test_tables_that_nobody_sends_again_are_not_held() -> None:
             held = [sum(map(len, keys[1])) for keys, _ in table._memo.values()]
             assert sum(held) <= (1 << 15) + 4_096
             assert all(count <= 4_096 for count in held)
-        assert held
+    assert held
     assert len(table._last) <= 1
 
 
