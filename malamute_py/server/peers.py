@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from malamute_protocol.commands import Command, Ping, Pong
+from malamute_protocol.commands import Command, Ping
 from malamute_protocol.framing import encode_message
 from malamute_protocol.header import Remains
 from malamute_py.server.connections.connection import Connection
 from malamute_py.server.connections.counts import Connections
+from malamute_py.server.connections.numbering import HARMLESS
 from malamute_py.server.sockets import Listener
 from malamute_py.server.waiting import CHUNK_BYTES, Arrived, Waiting
 
@@ -135,9 +136,9 @@ class Peer:
         return True
 
     def is_there(self) -> bool:
-        """Whether the socket knows the peer still: it is sent what no peer minds."""
+        """Whether the socket still knows the peer. The peer is sent a message for that."""
         try:
-            self.put(_HARMLESS)
+            self.put(HARMLESS)
         except Unreachable:
             return False
         return True
@@ -196,7 +197,6 @@ class Peer:
 
 
 _QUESTION = encode_message([Ping(0)])
-_HARMLESS = encode_message([Pong(0)])
 _COPY_BELOW = 64 << 10
 """Size up to which frames are copied: to copy 64 KiB (10 us) costs less than telling Python when
 libzmq is done."""

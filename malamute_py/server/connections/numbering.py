@@ -33,7 +33,8 @@ most."""
 _EACH_MS: Final = 10
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 _NOBLOCK: Final = int(zmq.NOBLOCK)
-_HARMLESS: Final = bytes(encode_message([Pong(0)])[0])
+HARMLESS: Final = encode_message([Pong(0)])
+"""A message that no peer minds: sending it tells whether the socket knows the peer."""
 
 
 def seed_libzmq() -> None:
@@ -144,7 +145,7 @@ class Numbering:
                 return False
             raise
         # The message that was begun has to be completed.
-        self._send(_HARMLESS, _NOBLOCK)
+        self._send(HARMLESS[0], _NOBLOCK)
         return True
 
     def _end_question(self) -> None:
