@@ -36,8 +36,8 @@ Fields: TypeAlias = Mapping[str, str]
 _T = TypeVar("_T")
 _MEMO_MAX = 2048
 _MEMO_TABLE_MAX = 4096
-"""Keys and fields of a table. The protocol's memo shares hardly any larger one, so that it would be
-held for nothing."""
+"""Headers of a table. The protocol's memo does not share larger ones; they would be held for
+nothing."""
 _MEMO_ENTRIES_MAX = 1 << 15
 """Keys and fields of all tables together: each comes with objects of some hundred bytes."""
 _SAMPLE = 1_024
@@ -256,10 +256,10 @@ class HeaderTable:
             bitmaps, _ = resolved
             resolved = bitmaps, None
         # A map of 60 fields counts as 60: 32 tables of a thousand such maps took 160 MiB.
-        entries = (
-            sum(map(len, subjects)) + sum(map(len, fieldmaps)) if size <= _MEMO_TABLE_MAX else 0
-        )
-        if 0 < entries <= _MEMO_TABLE_MAX:
+        entries = _MEMO_ENTRIES_MAX
+        if size <= _MEMO_TABLE_MAX:
+            entries = sum(map(len, subjects)) + sum(map(len, fieldmaps))
+        if entries <= _MEMO_ENTRIES_MAX // 2:
             if len(self._memo) >= _MEMO_MAX or self._memo_entries > _MEMO_ENTRIES_MAX:
                 self._memo.clear()
                 self._memo_entries = 0
