@@ -38,10 +38,11 @@ messages from a shared 8 KiB read buffer, so that keeping one would keep all of 
 _LONG_COMMANDS = 4 << 10
 """Bytes of a message's commands beyond which it is decoded once others are taken up: to decode 500
 commands of 24 bytes takes up to a millisecond."""
-_FIRST_COMMANDS = 256
-"""Bytes of commands beyond which the first message of a peer is put aside whose connection cannot
-be told. libzmq gives each connection its turn: thousands of peers that came and went, with 60
-subscriptions each, had all others wait for 16 s."""
+_SHORT_COMMANDS = 256
+"""Bytes of commands beyond which a message is put aside where it is the first one of a peer whose
+connection cannot be told, or where others are left in the sockets. libzmq gives each connection its
+turn: thousands of peers that came and went, with 60 subscriptions each, had all others wait for
+16 s, and 100 that stayed for 130 ms."""
 _DROPS = 256
 """Peers that have gone and that a turn drops at most: 3 to 10 us each."""
 _FEW_COMMANDS = 4
@@ -113,6 +114,12 @@ class Inbound:
         self.is_tight = False
         """Whether all but small messages wait, because commands turned out to be costly: a turn has
         one share of them then, and the small messages of other peers come in between."""
+        self.is_crowded = False
+        """Whether a turn left messages in the sockets, as its time was over. Those of more than a
+        few commands wait then, and the first ones of peers, until the small ones behind them are
+        found. It ends when none waits any more."""
+        self._ran_out = False
+        """Whether this turn leaves messages in the sockets, as its time is over."""
         self.take_ns = 0
         """How long the turn takes up messages."""
         self.aside_ns = 0
@@ -143,6 +150,8 @@ class Inbound:
         self.take_ns, self.aside_ns = pacing.take_ns, pacing.aside_ns
         self.until = began_ns + pacing.take_ns
         self.is_tight = pacing.was_costly
+        self.is_crowded = self._ran_out or (self.is_crowded and bool(self.queued))
+        self._ran_out = False
 
     def note_lost(self, peer: Peer) -> None:
         """Drop what still comes of a peer whose connection is lost.
@@ -181,7 +190,8 @@ class Inbound:
         core, limits, frames_max = self._core, self._limits, self._frames_max
         poll, again = zmq.zmq_poll, zmq.Again
         frame_bytes, meter = listener.frame_bytes, self._meter
-        share = _FEW_COMMANDS if self.is_tight else self._share_commands
+        share = _FEW_COMMANDS if self.is_tight or self.is_crowded else self._share_commands
+        long = _SHORT_COMMANDS if self.is_crowded else _LONG_COMMANDS
         taken = worked = 0  # bytes taken up; commands that the core was given
         count = dropped = 0  # messages
         until = until_done = self.until
@@ -195,7 +205,10 @@ class Inbound:
                     self._counters["messages_in_total"] += 1
                     self._counters["bytes_in_total"] += taken
                     return True
-                if taken >= self._burst_bytes or worked >= self._burst_commands or meter() >= until:
+                if taken >= self._burst_bytes or worked >= self._burst_commands:
+                    break
+                if meter() >= until:
+                    self._ran_out = True
                     break
             try:
                 head = receive(_NOBLOCK, False)  # a Frame, not a copy of its bytes
@@ -242,7 +255,7 @@ class Inbound:
             count += 1
             try:
                 # A new peer, or another one with the same routing id.
-                most = _LONG_COMMANDS
+                is_new, most = False, long
                 if peer is None or (peer.strict and not self._peers.is_same(peer, head)):
                     arrived = Arrived(frames, size, parts)
                     peer = self._admit(listener, head, arrived, peer, now_ms)
@@ -250,8 +263,11 @@ class Inbound:
                         if listener in self.held:
                             break
                         continue
-                    if peer.connection is None and peer.fd >= 0:
-                        most = _FIRST_COMMANDS
+                    is_new = peer.connection is None and peer.fd >= 0
+                    if self.is_crowded:
+                        most = 0  # To open a link takes long.
+                    elif is_new:
+                        most = _SHORT_COMMANDS
                 elif peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
                     continue
                 if peer.queued is not None or parts > share + 1 or len(frames[0]) > most:
@@ -262,7 +278,7 @@ class Inbound:
                         peer.queued, self.queued[peer.number] = Waiting(), peer
                     peer.queue(Arrived(frames, size, parts))
                     self.aside += 1 + parts
-                    if most == _FIRST_COMMANDS:
+                    if is_new:
                         peer.is_new = True
                         if not large:
                             now = meter()
@@ -304,17 +320,21 @@ class Inbound:
         burst, so that other peers' messages come in between. Returns how many it did.
         """
         queued, before = self.queued, self.commands
+        if self.is_crowded:
+            # To put messages aside may have taken the whole time of the shares.
+            self.until = max(self.until, self._meter() + self.take_ns)
         share = min(_COSTLY_SHARE, self._share_commands) if self.is_tight else self._share_commands
-        shares = 1 if self.is_tight else max(1, self._burst_commands // share // 2)
-        drops = _DROPS
-        while queued and shares and drops:
+        # A share counts as a command at least: of one that is large, a part may be read in it.
+        left, drops = share if self.is_tight else max(share, self._burst_commands // 2), _DROPS
+        while queued and left > 0 and drops:
             number, peer = queued.popitem(last=False)  # the peer that waits longest
             if self._peers.get(number) is not peer or self._drop_if_gone(peer):
                 drops -= 1
                 continue
-            shares -= 1
+            done = self.commands
             if self._take_share(peer, share, now_ms):
                 queued[number] = peer  # some wait still: behind the other peers
+            left -= max(1, self.commands - done)
             if self._meter() >= self.until:
                 break
         return self.commands - before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -241,6 +242,39 @@ def test_messages_of_costly_commands_wait_for_small_ones_and_have_one_small_shar
             assert noting.counts[1] == before[1] + 16
         noting.turns_until(lambda: noting.counts[1] == 60 * 7)
         noting.turns_until(lambda: not running.loop._inbound.is_tight)
+    noting.close()
+
+
+@pytest.mark.moderate
+@pytest.mark.parametrize(("each", "are_new"), [(60, False), (1, True)])
+def test_a_small_message_does_not_wait_for_one_of_each_link(each: int, are_new: bool) -> None:
+    """With 100 links that sent 60 commands a message, a confirm waited for 130 ms."""
+    noting = Noting()
+    running = noting.running
+
+    def received(link: int, *rest: Any) -> None:
+        running.spend(1_200_000 if link > 1 else 0)
+        noting._receive(link, *rest)
+
+    running.core.receive = received  # type: ignore[assignment, method-assign]
+    pings: list[Command] = [Ping(number) for number in range(each)]
+    with ExitStack() as stack:
+        other, *crowd = (stack.enter_context(Zmtp(running.endpoint)) for _ in range(21))
+        for peer in [other] if are_new else [other, *crowd]:
+            noting.counts.clear()
+            peer.send(*encode_message([Ping(7)]))
+            noting.turns_until(lambda: noting.counts)
+        noting.counts.clear()
+        noting.calls.clear()
+        for peer in crowd:
+            peer.socket.sendall(frame(encode_message(pings)[0]) * 2)
+        other.send(*encode_message([Ping(7)]))
+        running.await_libzmq()
+        noting.turns_until(lambda: noting.counts[1])
+        assert noting.counts.total() <= each * 10 + 1
+        noting.turns_until(lambda: noting.counts.total() == each * 40 + 1)
+        assert all(noting.of(link) == pings * 2 for link in range(2, 22))
+        noting.turns_until(lambda: not running.loop._inbound.is_crowded)
     noting.close()
 
 
