@@ -120,11 +120,12 @@ test-compiled: $(DEV_STAMP) ## the tests of what is compiled, over the compiled 
 	    tests/house/test_form.py $(addprefix --deselect ,$(LOOK_INSIDE)) \
 	    $(addprefix --ignore ,$(REPLACES)) $(ARGS)
 
+# In CI without those that take more than a twentieth of a second, which are ours more than a library's.
 test-floors: | $(PY) ## the fast tests over the lowest versions that pyproject.toml admits
 	$(PYTHON) -m venv --clear $(FLOORS)
 	$(PY) tests/floors.py > $(FLOORS)/requirements.txt
 	$(FLOORS)/bin/python -m pip install -q -r $(FLOORS)/requirements.txt -e .
-	$(FLOORS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "$(FAST)" $(QUICKLY) \
+	$(FLOORS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal -m "$(if $(CI),$(FASTER),$(FAST))" $(QUICKLY) \
 	    --ignore tests/demo --ignore tests/examples --ignore tests/house --ignore tests/spark \
 	    --ignore tests/cli/test_spark.py $(ARGS)
 

@@ -33,7 +33,7 @@ async def test_what_was_confirmed_as_synced_survives_power_losses(tmp_path: Path
 async def test_a_broker_that_does_not_sync_is_found(bug: str, tmp_path: Path) -> None:
     program = ("-m", "tests.planted", bug)
     for seed in range(12):
-        found, _ = await run(tmp_path / f"broker-{seed}", seed, 4, program, patience_s=20.0)
+        found, _ = await run(tmp_path / f"broker-{seed}", seed, 4, program, patience_s=6.0)
         if found.faults:
             return
     pytest.fail(f"{bug} was not found")

@@ -64,7 +64,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "held-unseen": Planted(
         "clients", "a request handed out once more is held though its program is never shown it",
-        _held_unseen, codes("stuck"), 60, 60,
+        _held_unseen, codes("stuck"), 60, 78,
     ),
     "hand-out-failed": Planted(
         "answers", "a step that comes again and is refused fails the hand-out after it",

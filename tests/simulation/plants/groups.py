@@ -108,11 +108,11 @@ PLANTS: dict[str, Planted] = {
     ),
     "group-done-over-a-hole": Planted(
         "work", "a group's position passes over what was not acknowledged",
-        _group_done_over_a_hole, codes("after_end", "stuck", "half_step"), 60,
+        _group_done_over_a_hole, codes("after_end", "stuck", "half_step"), 60, 10,
     ),
     "record-attempts-dropped": Planted(
         "work", "a start forgets the attempts of a group's records",
-        _record_attempts_dropped, codes("tables", "attempts", "dead"), 60, 40,
+        _record_attempts_dropped, codes("tables", "attempts", "dead"), 60, 45,
     ),
     "holder-forgotten": Planted(
         "work", "a start forgets which member has the place of an exclusive group",

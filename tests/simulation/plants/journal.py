@@ -156,6 +156,6 @@ PLANTS: dict[str, Planted] = {
     ),
     "stamp-left": Planted(
         "journal", "the stamp of a dropped batch stays where the next one is written",
-        _stamp_left, codes("ghost", "lost", "half_bundle"), 200, 150,
+        _stamp_left, codes("ghost", "lost", "half_bundle"), 200, 222,
     ),
 }  # fmt: skip

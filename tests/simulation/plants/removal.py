@@ -85,6 +85,6 @@ PLANTS: dict[str, Planted] = {
     ),
     "aged-delivered": Planted(
         "removal", "records are as young when they are handed out as when they were asked for",
-        _aged_delivered, codes("aged"), 60, 100,
+        _aged_delivered, codes("aged"), 60, 147,
     ),
 }  # fmt: skip

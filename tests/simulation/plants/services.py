@@ -125,7 +125,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "cancelled-waits-on": Planted(
         "work", "a request that was cancelled is handed out",
-        _cancelled_waits_on, codes("ended_twice", "after_end"), 60,
+        _cancelled_waits_on, codes("ended_twice", "after_end"), 60, 14,
     ),
     "fence-forgets": Planted(
         "fences", "what a fenced link had in hand comes back by its lease only",
@@ -133,6 +133,6 @@ PLANTS: dict[str, Planted] = {
     ),
     "one-attempt-less": Planted(
         "work", "a request dies with one attempt left",
-        _one_attempt_less, codes("dead"), 40,
+        _one_attempt_less, codes("dead"), 40, 22,
     ),
 }  # fmt: skip

@@ -66,7 +66,7 @@ PLANTS: dict[str, Planted] = {
     "position-of-the-newest-epoch": Planted(
         "session", "a position behind an unconsumed rewind names the epoch after it",
         _position_of_the_newest_epoch,
-        codes("rewound", "gap_called_hole"), 400, 110,
+        codes("rewound", "gap_called_hole"), 400, 130,
     ),
     "resend-in-reverse": Planted(
         "session", "after a reconnect a session sends what was under way in reverse",

@@ -103,11 +103,11 @@ def _newest_key_dropped(stack: contextlib.ExitStack) -> None:
 PLANTS: dict[str, Planted] = {
     "key-with-another-body": Planted(
         "work", "a key that comes again with another body is taken for a duplicate",
-        _content_not_compared, codes("wrong_confirm", "wrong_duplicate"), 30,
+        _content_not_compared, codes("wrong_confirm", "wrong_duplicate"), 30, 10,
     ),
     "digest-not-kept": Planted(
         "work", "the digest of a key's content is not kept beside its number",
-        _digest_not_kept, codes("wrong_confirm", "wrong_duplicate"), 30,
+        _digest_not_kept, codes("wrong_confirm", "wrong_duplicate"), 30, 10,
     ),
     "keys-forgotten": Planted(
         "work", "a key that was taken is taken again",

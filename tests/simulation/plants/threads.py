@@ -82,7 +82,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "dropped-unheard": Planted(
         "threads", "what a program dropped unclosed holds on to what it had",
-        _dropped_unheard, codes("stuck"), 60,
+        _dropped_unheard, codes("stuck"), 60, 22,
     ),
     "read-at-once": Planted(
         "threads", "messages are acknowledged when they come to an inbox, before they are read",
@@ -90,10 +90,10 @@ PLANTS: dict[str, Planted] = {
     ),
     "none-completes-nothing": Planted(
         "threads", "a handler that returns nothing leaves its request in hand",
-        _none_completes_nothing, codes("stuck", "unlawful"), 40,
+        _none_completes_nothing, codes("stuck", "unlawful"), 40, 7,
     ),
     "first-settled": Planted(
         "threads", "of several calls that end by one message one is told",
-        _first_settled, codes("stuck"), 60, 70,
+        _first_settled, codes("stuck"), 60, 105,
     ),
 }  # fmt: skip

@@ -142,7 +142,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "moved-before-it-is-durable": Planted(
         "transactions", "a batch is staged no more before its own ring has it on the disk",
-        _moved_before_it_is_durable_apart, codes("lost", "half"), 40,
+        _moved_before_it_is_durable_apart, codes("lost", "half"), 40, 9,
     ),
     "places-ignored": Planted(
         "transactions", "batches of a transaction are appended newest first",
@@ -150,7 +150,7 @@ PLANTS: dict[str, Planted] = {
     ),
     "given-up-and-tried-once-more": Planted(
         "transactions", "a ring is handed records once more that are told to be given up",
-        _given_up_and_tried_once_more, codes("given_up"), 40,
+        _given_up_and_tried_once_more, codes("given_up"), 40, 9,
     ),
     "given-up-in-memory-alone": Planted(
         "transactions", "a start forgets that records were given up",
