@@ -116,8 +116,8 @@ class Inbound:
         one share of them then, and the small messages of other peers come in between."""
         self.is_crowded = False
         """Whether a turn left messages in the sockets, as its time was over. Those of more than a
-        few commands wait then, and the first ones of peers, until the small ones behind them are
-        found. It ends when none waits any more."""
+        few commands wait then until the small ones behind them are found. It ends when none waits
+        any more."""
         self._ran_out = False
         """Whether this turn leaves messages in the sockets, as its time is over."""
         self.take_ns = 0
@@ -264,9 +264,7 @@ class Inbound:
                             break
                         continue
                     is_new = peer.connection is None and peer.fd >= 0
-                    if self.is_crowded:
-                        most = 0  # To open a link takes long.
-                    elif is_new:
+                    if is_new:
                         most = _SHORT_COMMANDS
                 elif peer.connection is None and peer.fd >= 0 and not self._attach(peer, now_ms):
                     continue
