@@ -7,8 +7,6 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 # How many test processes at once; 0 runs them in one.
 JOBS   ?= auto
-# How many of them have a JVM of Spark's, each; those of one file are run by one of them.
-SPARK_JOBS ?= 2
 # Passed on to the program that the target starts.
 ARGS   ?=
 # One run of the simulator is one number; empty lets the simulator pick and print one.
@@ -87,10 +85,10 @@ lint: $(DEV_STAMP) ## lint, types and import contracts
 	$(BIN)/lint-imports
 	$(BIN)/mypy -n auto
 
-test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's
+test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's in one process
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not spark and not alone" $(ARGS)
 	$(PY) -m pytest -q -m "alone and not spark" $(ARGS)
-	$(PY) -m pytest -q -n $(SPARK_JOBS) --dist loadfile -m "spark" $(ARGS)
+	$(PY) -m pytest -q -m "spark" $(ARGS)
 
 # They replace a constant, which is compiled in, or look into an object's __dict__, which is none;
 # the planted bugs, and who watches what is gathered, replace methods.
