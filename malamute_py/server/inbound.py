@@ -112,8 +112,8 @@ class Inbound:
         """When the turn takes up no more messages, as the meter tells it; once one was put aside,
         it takes up others for `take_ns` more, and for `aside_ns` more what is put aside."""
         self.is_tight = False
-        """Whether all but small messages wait, because commands turned out to be costly: a turn has
-        one share of them then, and the small messages of other peers come in between."""
+        """Whether all but small messages wait, because commands turned out to be costly. A turn
+        does so many of them as a small share has, and other peers' small messages come between."""
         self.is_crowded = False
         """Whether a turn left messages in the sockets, as its time was over. Those of more than a
         few commands wait then until the small ones behind them are found. It ends when none waits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip()),
 ]
+LOST = "confirmed and not in the log|does not start again|came again after it was confirmed"
+"""What a fault says that is a loss."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +37,7 @@ async def test_a_broker_that_does_not_sync_is_found(bug: str, tmp_path: Path) ->
     program = ("-m", "tests.planted", bug)
     for seed in range(12):
         found, _ = await run(tmp_path / f"broker-{seed}", seed, 4, program, patience_s=6.0)
-        if found.faults:
+        # That something came late shows nothing.
+        if any(re.search(LOST, fault) for fault in found.faults):
             return
     pytest.fail(f"{bug} was not found")

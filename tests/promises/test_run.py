@@ -44,7 +44,7 @@ async def test_a_broker_keeps_its_promises_while_it_is_disturbed(tmp_path: Path)
 @pytest.mark.parametrize(
     ("bug", "says", "patience_s"),
     [
-        ("write_skipped", "confirmed and|does not start again", 5.0),
+        ("write_skipped", "confirmed and not in the log|does not start again", 5.0),
         ("record_doubled", "more than once", 5.0),
         ("confirmed_early", "records confirmed and not in the log", 5.0),
         # Its work comes again after its lease.

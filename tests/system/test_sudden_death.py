@@ -1,4 +1,4 @@
-"""SIGKILL at twenty random moments: confirmed records are there, in order, once.
+"""SIGKILL at fifty random moments: confirmed records are there, in order, once.
 
 Proves survival of the process's death only; power loss is the simulator's subject.
 """
@@ -20,7 +20,7 @@ from tests.system.patient import patient
 from tests.waiting import WAIT_S
 
 STREAM = "ledger"
-KILLS = 20
+KILLS = 50
 AMID_PUBLISHING = 0.8
 """Share of the kills that wait until a record was confirmed since the restart."""
 SEED = int(os.environ.get("MALAMUTE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
@@ -94,7 +94,7 @@ def numbers_of(bodies: list[bytes]) -> dict[str, list[int]]:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-async def test_every_confirmed_record_survives_twenty_kills_in_order_and_once(
+async def test_every_confirmed_record_survives_fifty_kills_in_order_and_once(
     tmp_path: Path,
 ) -> None:
     print(f"seed: MALAMUTE_TEST_SEED={SEED}")

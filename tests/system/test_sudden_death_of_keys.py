@@ -17,7 +17,7 @@ from malamute_py.client.aio.client import Client
 from malamute_py.demo.daemon import Daemon
 from tests.system.patient import patient
 
-KILLS = 10
+KILLS = 20
 KEYS = 200
 SEED = int(os.environ.get("MALAMUTE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 

@@ -22,7 +22,7 @@ from malamute_py.client.aio.client import Client
 from malamute_py.demo.daemon import Daemon
 from tests.system.patient import patient
 
-KILLS = 8
+KILLS = 20
 PATIENCE_S = 60.0
 SEED = int(os.environ.get("MALAMUTE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
@@ -158,7 +158,7 @@ async def numbers_in(client: Client, stream: str) -> list[int]:
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_work_survives_eight_kills_of_the_broker(tmp_path: Path) -> None:
+async def test_work_survives_twenty_kills_of_the_broker(tmp_path: Path) -> None:
     print(f"seed: MALAMUTE_TEST_SEED={SEED}")
     moments = random.Random(SEED)
     # Small segments and frequent checkpoints, so that the kills also fall on these.
