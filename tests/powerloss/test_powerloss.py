@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(bool(reason_to_skip()), reason=reason_to_skip()),
 ]
 LOST = "confirmed and not in the log|does not start again|came again after it was confirmed"
-"""What a fault says that is a loss."""
+"""Expression that a fault matches which is a loss."""
 
 
 @pytest.fixture(autouse=True)
