@@ -7,6 +7,8 @@ BIN    := $(VENV)/bin
 PY     := $(BIN)/python
 # How many test processes at once; 0 runs them in one.
 JOBS   ?= auto
+# The same for Spark's tests: each process has a Java of its own beside it, of up to a GiB.
+SPARK_JOBS ?= 2
 # Passed on to the program that the target starts.
 ARGS   ?=
 # One run of the simulator is one number; empty lets the simulator pick and print one.
@@ -85,10 +87,10 @@ lint: $(DEV_STAMP) ## lint, types and import contracts
 	$(BIN)/lint-imports
 	$(BIN)/mypy -n auto
 
-test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's in one process
+test: test-needs ## all tests: in parallel, then those that must be alone, then Spark's, a file to a process
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not spark and not alone" $(ARGS)
 	$(PY) -m pytest -q -m "alone and not spark" $(ARGS)
-	$(PY) -m pytest -q -m "spark" $(ARGS)
+	$(PY) -m pytest -q -n $(SPARK_JOBS) --dist loadfile -m "spark" $(ARGS)
 
 # They replace a constant, which is compiled in, or look into an object's __dict__, which is none;
 # the planted bugs, and who watches what is gathered, replace methods.
