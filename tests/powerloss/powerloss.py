@@ -35,6 +35,8 @@ from malamute_py.promises.run import Run, RunFindings
 SECTOR: Final = 512
 SOURCE: Final = Path(__file__).with_name("shim.c")
 _HEAD: Final = struct.Struct("<cHH4Q")
+_END: Final = struct.Struct("<Q")
+"""What the log begins with: where its last whole record ends."""
 _END_S: Final = 20.0
 
 
@@ -103,15 +105,16 @@ class Image:
 
     def _changes(self) -> Iterator[Change]:
         data = self._log.read_bytes()
-        at = 0
-        while at + _HEAD.size <= len(data):
+        if not data:
+            return
+        (whole,) = _END.unpack_from(data)
+        at = _END.size
+        while at < whole:
             kind, first, second, position, length, old_size, old_length = _HEAD.unpack_from(
                 data, at
             )
             begin = at + _HEAD.size
             end = begin + first + second + (old_length if kind == b"w" else 0)
-            if end > len(data):
-                return  # Killed amid the record: the change was not made.
             path = data[begin : begin + first].decode()
             other = data[begin + first : begin + first + second].decode()
             old = data[begin + first + second : end]

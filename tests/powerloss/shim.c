@@ -3,7 +3,9 @@
    Preloaded into a broker and its checkpoint's process. Every change is written to a log before
    it is made, together with the bytes that it replaces, under one lock over all processes, so that
    the log's order is the order of the changes. A sync is logged behind it, with the place that the
-   log had before it: what was logged until then is on the disk.
+   log had before it: what was logged until then is on the disk. The log begins with the place where
+   its last whole record ends: the next record is written there, also over one amid which its process
+   was killed.
 
    Environment: POWERLOSS_ROOT (the directory), POWERLOSS_LOG (the log, made by the harness).
    A record: type, pid, path, second path, position, length, old size, old bytes (see powerloss.py). */
@@ -36,14 +38,17 @@ static pthread_mutex_t threads = PTHREAD_MUTEX_INITIALIZER; /* flock() is one fo
 
 static ssize_t (*write_real)(int, const void *, size_t);
 static ssize_t (*pread_real)(int, void *, size_t, off_t);
+static ssize_t (*pwrite_real)(int, const void *, size_t, off_t);
+static uint64_t log_at; /* where the next bytes of the log belong; of who has the lock */
 
 __attribute__((constructor)) static void begin(void) {
     const char *where = getenv("POWERLOSS_ROOT"), *log = getenv("POWERLOSS_LOG");
     write_real = dlsym(RTLD_NEXT, "write");
     pread_real = dlsym(RTLD_NEXT, "pread");
+    pwrite_real = dlsym(RTLD_NEXT, "pwrite");
     if (!where || !log || !realpath(where, root)) return;
     root_len = strlen(root);
-    log_fd = open(log, O_RDWR | O_APPEND | O_CLOEXEC);
+    log_fd = open(log, O_RDWR | O_CLOEXEC);
 }
 
 static int ours(const char *path) {
@@ -81,10 +86,11 @@ static int full_path(int dir, const char *name, char *path) {
 static void all(const void *data, size_t size) {
     const char *at = data;
     while (size) {
-        ssize_t n = write_real(log_fd, at, size);
+        ssize_t n = pwrite_real(log_fd, at, size, log_at);
         if (n <= 0) return;
         at += n;
         size -= n;
+        log_at += n;
     }
 }
 
@@ -99,11 +105,13 @@ static void record(char type, const char *path, const char *other, uint64_t posi
     all(path + root_len + 1, a);
     if (b) all(other + root_len + 1, b);
     if (old_length) all(old, old_length);
+    pwrite_real(log_fd, &log_at, sizeof log_at, 0);
 }
 
 static void lock(void) {
     pthread_mutex_lock(&threads);
     flock(log_fd, LOCK_EX);
+    if (pread_real(log_fd, &log_at, sizeof log_at, 0) != sizeof log_at) log_at = sizeof log_at;
 }
 static void unlock(void) {
     flock(log_fd, LOCK_UN);
@@ -219,7 +227,7 @@ int posix_fallocate64(int fd, off_t at, off_t size) { return posix_fallocate(fd,
         strcat(path, "/.");                                                                        \
     }                                                                                              \
     lock();                                                                                        \
-    uint64_t at = size_of(log_fd);                                                                 \
+    uint64_t at = log_at;                                                                          \
     unlock();                                                                                      \
     int done = call;                                                                               \
     int kept = errno;                                                                              \
