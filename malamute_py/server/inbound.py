@@ -49,6 +49,9 @@ _FEW_COMMANDS = 4
 """Commands of a message that are done at once, also where commands turned out to be costly."""
 _COSTLY_SHARE = 16
 """Commands of the one share that a turn has then: to list 64 times took 8 to 12 ms."""
+_LATE_NS = 5_000_000
+"""Time beyond that of its shares from which on a turn is late. A step of 512 parts is one share,
+and takes 13 ms."""
 _DROPPED_MAX = 8_192
 """Messages of cut connections that are dropped at a time: they take memory until they are."""
 _CUT_OFF_MAX = 65_536
@@ -120,6 +123,9 @@ class Inbound:
         any more."""
         self._ran_out = False
         """Whether this turn leaves messages in the sockets, as its time is over."""
+        self.is_late = False
+        """Whether the last shares took far longer than they may. The next turn that does small
+        messages does no share, so that these wait for one such share at most."""
         self.take_ns = 0
         """How long the turn takes up messages."""
         self.aside_ns = 0
@@ -311,12 +317,16 @@ class Inbound:
         self._counters["bytes_in_total"] += taken
         return False
 
-    def catch_up(self, now_ms: int) -> int:
+    def catch_up(self, now_ms: int, *, small: bool) -> int:
         """Do shares of the commands that wait, peer by peer, as many as the turn has room for.
 
         Peers may send thousands of commands at once: a turn does no more of them than half of a
-        burst, so that other peers' messages come in between. Returns how many it did.
+        burst, so that other peers' messages come in between. small: whether the turn did small
+        messages; after shares that took far too long it does none then. Returns how many it did.
         """
+        if small and self.is_late:
+            self.is_late = False
+            return 0
         queued, before = self.queued, self.commands
         if self.is_crowded:
             # To put messages aside may have taken the whole time of the shares.
@@ -335,6 +345,7 @@ class Inbound:
             left -= max(1, self.commands - done)
             if self._meter() >= self.until:
                 break
+        self.is_late = self._meter() >= self.until + _LATE_NS
         return self.commands - before
 
     def _drop_if_gone(self, peer: Peer) -> bool:

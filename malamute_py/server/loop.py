@@ -229,7 +229,7 @@ class Loop:
                 work_ended = pacing.worked()
                 if behind and self._awaits_syncs:
                     self._await_syncs()
-            shared = inbound.catch_up(now_ms)
+            shared = inbound.catch_up(now_ms, small=given > 0)
             read, drained = drained and not inbound.queued, False  # Others may have come since.
         elif given > 1:  # A lone message is not worth the question.
             work_began = pacing.worked()
@@ -448,6 +448,7 @@ class Loop:
                 )
                 core.ring_failed(result.ring, result.code, result.reason)
                 self._rings.sync_ended(result.ring, 0)
+                self._awaits_syncs = True
             elif kind is Died:
                 self._log.critical("thread_died", thread=result.thread, trace=result.trace)
                 raise ServerFailed(

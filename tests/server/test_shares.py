@@ -105,7 +105,7 @@ class Syncing(Noting):
         super().__init__()
         self.done: list[object] = []
         self.answers = True
-        """Whether a sync ends while the loop's time stands; else it does not end, and time goes."""
+        """Whether a sync ends while the loop's time stands; else it does not end."""
         core, loop = self.running.core, self.running.loop
         self._settle = loop.settle
         loop.settle = self._settled  # type: ignore[method-assign]
@@ -122,8 +122,6 @@ class Syncing(Noting):
             self.running.rings.syncs_due += 1
             if self.answers:
                 threading.Timer(0.05, self.running.results.put, [Synced("main", 9)]).start()
-            else:
-                self.running.step_ns = 10_000_000
 
     def rounds(self, peer: Zmtp, count: int) -> list[list[object]]:
         """Send a message in each of so many turns; return what each did after it took that up."""
@@ -174,7 +172,13 @@ def test_a_turn_that_waited_in_vain_is_the_last_to_wait_until_a_sync_has_ended(
     noting = Syncing()
     noting.answers = False
     waits: list[float] = []
-    monkeypatch.setattr(noting.running.results, "wait", waits.append)
+
+    def wait(ms: float) -> bool:
+        waits.append(ms)
+        noting.running.spend(int(ms * 1_000_000))
+        return False
+
+    monkeypatch.setattr(noting.running.results, "wait", wait)
     with Zmtp(noting.running.endpoint) as greedy, Zmtp(noting.running.endpoint) as other:
         greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
         noting.turns_until(lambda: noting.calls)
@@ -183,7 +187,6 @@ def test_a_turn_that_waited_in_vain_is_the_last_to_wait_until_a_sync_has_ended(
         assert waits == [2]
         noting.running.results.put(Synced("main", 9))
         noting.turns_until(lambda: "synced" in noting.done)
-        noting.running.step_ns = 0
         noting.rounds(other, 1)
         assert waits == [2, 2]
     noting.close()
@@ -242,6 +245,38 @@ def test_messages_of_costly_commands_wait_for_small_ones_and_have_one_small_shar
             assert noting.counts[1] == before[1] + 16
         noting.turns_until(lambda: noting.counts[1] == 60 * 7)
         noting.turns_until(lambda: not running.loop._inbound.is_tight)
+    noting.close()
+
+
+@pytest.mark.moderate
+def test_a_small_message_waits_for_one_share_that_takes_far_too_long() -> None:
+    """A confirm waited for two steps of 512 parts: before its record was taken up, and after it."""
+    noting = Noting()
+    running = noting.running
+    done: list[int] = []
+
+    def received(link: int, *rest: Any) -> None:
+        done.append(link)
+        running.spend(10_000_000 if link == 1 else 0)
+        noting._receive(link, *rest)
+
+    running.core.receive = received  # type: ignore[assignment, method-assign]
+    with Zmtp(running.endpoint) as greedy, Zmtp(running.endpoint) as other:
+        greedy.send(*encode_message([Ping(number) for number in range(4_000)]))
+        noting.turns_until(lambda: noting.calls)
+        turns: list[list[int]] = []
+        for _ in range(6):
+            done.clear()
+            other.send(*encode_message([Ping(7)]))
+            running.await_libzmq()
+            running.loop.turn()
+            turns.append([*done])
+        assert turns == [[2], [2, 1]] * 3
+        # Where no small message comes, each turn does a share.
+        for _ in range(3):
+            done.clear()
+            running.loop.turn()
+            assert done == [1]
     noting.close()
 
 
