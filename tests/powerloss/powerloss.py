@@ -36,7 +36,7 @@ SECTOR: Final = 512
 SOURCE: Final = Path(__file__).with_name("shim.c")
 _HEAD: Final = struct.Struct("<cHH4Q")
 _END: Final = struct.Struct("<Q")
-"""What the log begins with: where its last whole record ends."""
+"""Place where the last whole record of the log ends: the log begins with it."""
 _END_S: Final = 20.0
 
 
