@@ -337,6 +337,8 @@ class RingFacts(msgspec.Struct, frozen=True, gc=False):
     of it."""
     doubtful_bytes: int = 0
     """Bytes of damage that may have held the newest records of the change log."""
+    doubtful_to: int = 0
+    """Position where that damage ends; 0: there is none."""
 
 
 class RecoveredState(msgspec.Struct, frozen=True):

@@ -52,3 +52,7 @@ class Doubts:
         """
         doubts = self._parts[self._sure.get(stream, 0) :]
         return sum(max(high - max(low, as_of_lsn), 0) for low, high in doubts)
+
+    def end(self) -> int:
+        """Return where the last part ends; 0: there is none."""
+        return max((high for _, high in self._parts), default=0)

@@ -113,7 +113,7 @@ class Scan:
         self.state = FoundState(self.streams)
         self.skipped: dict[int, tuple[int, int]] = {}
         """Stream -> offsets [from, to) that hold no record and are skipped: none is given twice."""
-        self.doubtful_bytes = 0
+        self.doubtful_bytes = self.doubtful_to = 0
         """Bytes that may have held control batches after the last one found."""
         self.clean = False
         self.batches = 0
@@ -665,6 +665,7 @@ class Scan:
                 self.skipped[number] = (state.next, state.next + skipped(lost))
                 state.next += skipped(lost)
         self.doubtful_bytes = self._doubts.bytes_after(CONTROLS, as_of)
+        self.doubtful_to = self._doubts.end() if self.doubtful_bytes else 0
         if known is not None and rows is not None:
             as_of = max(as_of, known.end_lsn)
         self.streams.unseen_next = skipped(self._doubts.bytes_after(UNSEEN, as_of))

@@ -646,5 +646,6 @@ def _recovery(scan: Scan, rewritten: tuple[str, ...], restored: Sequence[Unknown
         restored=(*restored, *cut),
         skipped=scan.skipped,
         doubtful_bytes=scan.doubtful_bytes,
+        doubtful_to=scan.doubtful_to,
         unseen_next=scan.streams.unseen_next,
     )

@@ -337,6 +337,8 @@ class Recovery(msgspec.Struct, frozen=True):
     """Stream -> offsets [from, to) left out, as damage may have held records with them."""
     doubtful_bytes: int = 0
     """Bytes of damage that may have held control batches after the last that was found."""
+    doubtful_to: int = 0
+    """Position where that damage ends; 0: there is none."""
     unseen_next: int = 0
     """Where a stream goes on that exists and of which the recovery found nothing, since damage may
     have held its records; 0: there is no such damage, and the stream begins at 0."""

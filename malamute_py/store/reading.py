@@ -122,8 +122,8 @@ class Changes:
                     yield from self._batch(stamp, content)
                 return
             except FollowLost as lost:
-                if lost.code == "retention":
-                    raise  # The log begins later: no damage, and not to be passed over.
+                if lost.code == "retention" and not self._accept_lost:
+                    raise  # The log begins later, or a file of it is lost.
                 self.damages.append(str(lost))
                 self._unproven = str(lost)
                 lsn, last = lost.to_lsn, None

@@ -97,6 +97,7 @@ def ring_facts(name: str, ring: Ring, recovery: Recovery) -> RingFacts:
         recovery.clean,
         recovery.unseen_next,
         recovery.doubtful_bytes,
+        recovery.doubtful_to,
     )  # fmt: skip
 
 
@@ -173,7 +174,7 @@ def find_queues(
         uuid, ring.uuid, ring.start_lsn, ring.end_lsn, mail is not None and mail.next > 0
     )
     # Offset of the next change: all changes before it are in the log, or were.
-    known = facts.streams[CHANGE_STREAM].next
+    known = all_known = facts.streams[CHANGE_STREAM].next
     accepts = config.lost_changes == "accept"
     rebuilt = accepted = ""
     try:
@@ -182,6 +183,10 @@ def find_queues(
             try:
                 connection, new = open_store(directory, log, accept_lost=accepts)
                 try:
+                    if position_of(connection).lsn >= facts.doubtful_to:
+                        # The tables were filled before damage took a part of the log: it held
+                        # no change that they lack.
+                        known -= facts.doubtful_bytes
                     if accepts and not new:
                         accepted = accept(connection, log, ring.follow, known)
                     queues, position = load(connection), position_of(connection)
@@ -189,7 +194,7 @@ def find_queues(
                     connection.close()
             except (StoreError, sqlite3.Error, NotAFile) as error:
                 # They are not: new ones, from the whole log.
-                rebuilt, new = str(error), True
+                rebuilt, new, known = str(error), True, all_known
                 if accepts:
                     accepted = rebuilt
                 elif isinstance(error, StoreMoved):
@@ -211,9 +216,8 @@ def find_queues(
         raise StartError(str(error), where, "end that process") from error
     except (StoreError, JournalError, OSError, sqlite3.Error) as error:
         raise QueuesLost(str(error)) from error
-    if position.change_next > known:
-        # Damage took the newest changes out of the log; their offsets count as given all the same.
-        facts.streams[CHANGE_STREAM] = StreamFacts(0, position.change_next)
+    # What damage took out of the log counts as given all the same.
+    facts.streams[CHANGE_STREAM] = StreamFacts(0, max(known, position.change_next))
     if accepted:
         # No number or offset that a lost change may have given is given again.
         _go_beyond(queues, facts)
