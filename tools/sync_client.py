@@ -7,8 +7,8 @@ hand. `make sync-client` writes all of them.
 `async` and `await` go, names become those of TERMS and of the file's own table, and docstrings and
 comments follow the table of words. What a table cannot say, the source marks:
 
-- `if True:  # sync: with link.lock:` is `with link.lock:` for threads; what follows `sync:` takes
-  the place of the line. Python compiles `if True:` to nothing, so that the mark costs no time.
+- `if link.is_here():  # sync: with link.lock:` is `with link.lock:` for threads; what follows
+  `sync:` takes the place of the line.
 - A line that is nothing but `# sync: CODE` is CODE for threads, and a comment in asyncio.
 - A statement, argument or import whose first line ends in `# asyncio only` has no twin. Comments
   directly above it, and the docstring of a constant below it, go with it.
@@ -39,7 +39,7 @@ ONLY: Final = "# asyncio only"
 INSTEAD: Final = "# sync: "
 WIDTH: Final = 100
 LEFT_OVER: Final = re.compile(
-    r".*(\b(async|asyncio|await|awaits|awaited)\b|\bif True:|# *sync:).*", re.IGNORECASE
+    r".*(\b(async|asyncio|await|awaits|awaited)\b|\bis_here\b|# *sync:).*", re.IGNORECASE
 )
 """Text that a generated file must not have: a table lacks something, or a mark was mistyped."""
 

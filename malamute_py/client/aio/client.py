@@ -145,7 +145,7 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
             failed = not wait and isinstance(link.last, Unlinked)
             return failed or session.state in (LinkState.LINKED, LinkState.CLOSED)
 
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             try:
                 await link.until(ready, link.engine, timeout_ms, OPENED, "a link")
             except Timeout:
@@ -159,7 +159,7 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
     async def flush(self, timeout_ms: Wait = "default") -> None:
         """Return once nothing is unconfirmed. Raises Timeout, or what ended the session."""
         link, session = self._link, self._session
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             link.wake_up()
             await link.until(
                 lambda: session.idle or session.state is LinkState.CLOSED,
@@ -187,12 +187,12 @@ class Client(PublishVerbs, StreamVerbs, MailVerbs, WorkVerbs, QueueVerbs, Admini
         self._link.check_loop()  # asyncio only
         offerings = self._session.offerings
         if drain and self._session.state is not LinkState.CLOSED:
-            if True:  # sync: with self._link.lock:
+            if self._link.is_here():  # sync: with self._link.lock:
                 offerings.drain_all()
                 # sync: self._link.notify()
             with contextlib.suppress(MalamuteError):
                 await self.flush(drain_ms)
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             if flush_ms:  # 0: the broker gives the requests back when the link ends
                 offerings.close_all()
                 # sync: self._link.notify()

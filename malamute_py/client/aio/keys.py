@@ -197,7 +197,7 @@ class KeyView:
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(value, key_of(key), fields, None, None, properties, future, codec)
         level = level_number(confirm)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 timeout_ms = await link.room(row.size, timeout_ms, self._stream)
             if revision is None:

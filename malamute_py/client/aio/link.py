@@ -21,7 +21,8 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import zmq
 
@@ -88,6 +89,8 @@ class LoopLink:
         on_link: called with each change of the link; what it raises is logged.
         """
         self.loop = watching_loop()
+        self._thread = get_ident()
+        """Thread of the event loop; asyncio's own question for that costs a system call."""
         self.engine = Engine(settings, context)
         self.session = self.engine.session
         self._window = self.session.window
@@ -159,6 +162,17 @@ class LoopLink:
             except RuntimeError:
                 raise _elsewhere() from None
             self._scheduled = True
+
+    def is_here(self) -> Literal[True]:
+        """Return True; raise LocalProtocolError in another thread than the event loop's.
+
+        Asked before a verb gives the session something to do: two threads in one session at a time
+        would end the client, and with it all that others do with it.
+        """
+        if get_ident() != self._thread:
+            self.check_loop()
+            self._thread = get_ident()  # the event loop goes on in another thread, or rests
+        return True
 
     def check_loop(self) -> None:
         """Raise LocalProtocolError unless the running event loop is the one that drives this link.

@@ -91,7 +91,7 @@ class MailVerbs(AsyncVerbs):
         link, settings = self._link, self._session.settings
         future: asyncio.Future[Confirmation] = link.loop.create_future()
         row = make_row(body, subject, fields, None, expires_at_ms, properties, future, codec)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 timeout_ms = await link.room(row.size, timeout_ms, mailbox)
             # Almost all calls wait by default: those need no look at what they ask for.
@@ -140,7 +140,7 @@ class MailVerbs(AsyncVerbs):
         future: asyncio.Future[Confirmation] = link.loop.create_future()  # asyncio only
         # sync: pending: Pending[Confirmation] = link.pending_type(link)
         row = make_row(body, subject, fields, None, expires_at_ms, properties, future, codec)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not self._session.window.has_room():
                 raise BrokerRefused("window", "too much is unconfirmed: await some of it first")
             # From here on as send(), again: a function for both would be one call more a message.
@@ -209,7 +209,7 @@ class MailVerbs(AsyncVerbs):
             content = bulk.encode(first, end, _NO_PRODUCER)
             if content is None:  # too large: bulk cuts it in two, which come next
                 continue
-            if True:  # sync: with link.lock:
+            if link.is_here():  # sync: with link.lock:
                 if not link.has_room():
                     timeout_ms = await link.room(session.batch_bytes, timeout_ms, mailbox)
                 session.outbox.send_content(
@@ -309,7 +309,7 @@ class MailVerbs(AsyncVerbs):
         if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 left = await link.room(row.size, timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
@@ -327,7 +327,7 @@ class MailVerbs(AsyncVerbs):
         try:
             return await future
         except asyncio.CancelledError:
-            if True:  # sync: with link.lock:
+            if link.is_here():  # sync: with link.lock:
                 session.requests.give_up(future)
                 link.wake_up()
             raise
@@ -363,7 +363,7 @@ class MailVerbs(AsyncVerbs):
         if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, replies, codec)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 left = await link.room(row.size, timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
@@ -391,7 +391,7 @@ class MailVerbs(AsyncVerbs):
         link = self._link
         try:
             while True:
-                if True:  # sync: with link.lock:
+                if link.is_here():  # sync: with link.lock:
                     await link.until(
                         lambda: bool(replies.queue) or replies.ended, replies, None, ANSWER
                     )
@@ -439,7 +439,7 @@ class MailVerbs(AsyncVerbs):
         if need_workers is not False or delay_ms is not ZERO or priority is not ZERO:
             terms = request_terms(need_workers, delay_ms, priority)
         row = make_row(body, subject, fields, None, None, properties, future, codec)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 left = await link.room(row.size, timeout_ms, service)
                 wait_ms = session.settings.wait_ms(left)
@@ -529,7 +529,7 @@ class Inbox(InboxBase[Mail]):
         self._link = link
         self._timeout_ms = timeout_ms
         self._until_pause = _PAUSE_EVERY  # asyncio only
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             super().__init__(link.session.mailboxes, asked, ack)
             link.wake_up()
         # `async for mail in client.inbox(...)` with a break leaves no caller that closes it.
@@ -539,7 +539,7 @@ class Inbox(InboxBase[Mail]):
     async def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker has opened the mailbox. Raises the refusal, or Timeout."""
         view, mailbox = self._view, self._view.mailbox
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             await self._link.until(
                 lambda: mailbox.accepted or view.ended, view, timeout_ms, OPENED, "the inbox"
             )
@@ -550,7 +550,7 @@ class Inbox(InboxBase[Mail]):
         return self
 
     async def __anext__(self) -> Mail:
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             if self._done_with_last():  # with ack="next" the message before is acknowledged
                 self._link.wake_up()
             self._until_pause -= 1  # asyncio only
@@ -566,7 +566,7 @@ class Inbox(InboxBase[Mail]):
 
         Raises Timeout (nothing is lost) or the broker's refusal.
         """
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             if self._done_with_last():
                 self._link.wake_up()
             if not self._left and not await self._fill(timeout_ms):
@@ -578,7 +578,7 @@ class Inbox(InboxBase[Mail]):
 
         With ack="next" all of them are acknowledged when more is asked for. Raises as next().
         """
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             if self._done_with_last():
                 self._link.wake_up()
             item = self._rest()
@@ -629,7 +629,7 @@ class Inbox(InboxBase[Mail]):
         link = self._link
         wait_ms = link.engine.settings.wait_ms(timeout_ms)
         future: asyncio.Future[bool] = link.loop.create_future()
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if self._view.closed:
                 return False
             self._view.collect()  # what ack="next" was to acknowledge goes first
@@ -643,7 +643,7 @@ class Inbox(InboxBase[Mail]):
         What was not acknowledged goes to other readers at once.
         """
         self._finalizer.detach()
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             self._close()
             self._link.notify(self._view)
             self._link.wake_up()
@@ -653,7 +653,7 @@ class Inbox(InboxBase[Mail]):
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close; the message at hand counts as read unless the block raised."""
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             if kind is None:
                 self._done_with_last()
         await self.close()

@@ -54,7 +54,7 @@ class Member(MemberBase):
         self._timeout_ms = timeout_ms
         self._until_pause = _PAUSE_EVERY  # asyncio only
         self._closed = False
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             self._members = link.session.memberships
             self._membership = self._members.join(asked)
             link.wake_up()
@@ -70,7 +70,7 @@ class Member(MemberBase):
     async def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker accepted. Raises the refusal, or Timeout."""
         membership = self._membership
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             await self._link.until(
                 lambda: membership.accepted or self.ended,
                 membership,
@@ -100,7 +100,7 @@ class Member(MemberBase):
         """Return the next batch of records, past the notices before it; None once closed."""
         membership, link = self._membership, self._link
         while True:
-            if True:  # sync: with link.lock:
+            if link.is_here():  # sync: with link.lock:
                 if self._closed:
                     return None
                 item = self._take()
@@ -164,7 +164,7 @@ class Member(MemberBase):
         """
         if not self._handed:
             return
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             self._membership.ack(self._take_handed(), form)
             self._link.wake_up()
 
@@ -228,7 +228,7 @@ class Member(MemberBase):
         The result gets True, or False: it came too late. say: takes the token.
         """
         future: asyncio.Future[bool] = self._link.loop.create_future()
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             if self._membership.ended:
                 future.set_result(False)
             else:
@@ -244,7 +244,7 @@ class Member(MemberBase):
             return
         self._finalizer.detach()
         self._left = 0
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             # At once, not with ENDED: a task that waits, or asks later, finds the end.
             self._closed = True
             self._members.leave(self._membership)

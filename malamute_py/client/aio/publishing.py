@@ -77,7 +77,7 @@ class PublishVerbs(AsyncVerbs):
             body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
         )
         level = level_number(confirm)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 timeout_ms = await link.room(row.size, timeout_ms, stream)
             self._publisher.add(stream, level, row)
@@ -115,7 +115,7 @@ class PublishVerbs(AsyncVerbs):
             body, subject, fields, client_time_ms, expires_at_ms, properties, future, codec
         )
         level = level_number(confirm)
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not self._session.window.has_room():
                 # sync: link.room(timeout_ms, stream)
                 raise BrokerRefused(  # asyncio only
@@ -328,7 +328,7 @@ class BulkPublisher:
             # Waited for before the batch is encoded, with a sequence that others could take.
             if not link.has_room():  # asyncio only
                 await link.room(link.session.batch_bytes, self._timeout_ms, self._stream)
-            if True:  # sync: with link.lock:
+            if link.is_here():  # sync: with link.lock:
                 # Encoded with the sequence that it will have, as a rule, it need not be restamped.
                 producer = self._publisher.expected(self._stream, self._level)
             # sync: # Encoded outside the lock: the link's thread goes on sending meanwhile.
@@ -383,7 +383,7 @@ class BulkPublisher:
         batch has rows of a table. Raises what an earlier batch met.
         """
         link = self._link
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 await link.room(len(content), self._timeout_ms, self._stream)
             if self.error is not None:
@@ -419,7 +419,7 @@ class BulkPublisher:
         """
         by_default = isinstance(timeout_ms, str) and timeout_ms == DEFAULT_WAIT
         wait = self._timeout_ms if by_default else timeout_ms
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             # The wait begins anew with each confirm.
             while self._open:
                 await self._changed_from(self._open, wait)

@@ -58,7 +58,7 @@ class AtomicStep(Step):
         if kind is None:
             await self.commit()
         else:
-            if True:  # sync: with self._link.lock:
+            if self._link.is_here():  # sync: with self._link.lock:
                 self.give_up()
 
     async def publish_table(
@@ -109,7 +109,7 @@ class AtomicStep(Step):
             raise
         except (Timeout, asyncio.CancelledError):
             # It is not sent again; if it was not taken, what it was to acknowledge goes back.
-            if True:  # sync: with link.lock:
+            if link.is_here():  # sync: with link.lock:
                 link.session.steps.withdraw(self)
                 link.wake_up()
             raise
@@ -126,7 +126,7 @@ class AtomicStep(Step):
     async def _put(self, future: asyncio.Future[Any], timeout_ms: Wait) -> Wait:
         """Put the step on its way once there is room; returns what is left of timeout_ms."""
         link = self._link
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 try:
                     timeout_ms = await link.room(self.size, timeout_ms, "a step")

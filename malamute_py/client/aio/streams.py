@@ -224,7 +224,7 @@ async def _versions(link: LoopLink, stream: str) -> dict[str, Any]:
     if welcome is not None and not welcome.features & Feature.TYPED:
         raise BrokerRefused("unsupported", "this broker has no typed streams")
     value: dict[str, Any] = await link.ask(lambda number: c.StreamSchemas(number, stream))
-    if True:  # sync: with link.lock:
+    if link.is_here():  # sync: with link.lock:
         link.publisher.take_sizes(stream, value.pop("batch_bytes_max", None))
     return value
 

@@ -60,7 +60,7 @@ class Subscription(SubscriptionBase):
         self._link = link
         self._timeout_ms = timeout_ms
         self._until_pause = _PAUSE_EVERY  # asyncio only
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             self._reading = link.session.subscribe(request)
             link.wake_up()
         # A program that leaves `async for record in client.subscribe(...)` by a break never closes
@@ -92,7 +92,7 @@ class Subscription(SubscriptionBase):
         Raises BrokerRefused `cancelled` where it was closed before that.
         """
         reading = self._reading
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             await self._link.until(
                 lambda: reading.next >= 0 or reading.ended,
                 reading,
@@ -123,7 +123,7 @@ class Subscription(SubscriptionBase):
         """
         reading, link = self._reading, self._link
         while True:
-            if True:  # sync: with link.lock:
+            if link.is_here():  # sync: with link.lock:
                 if self._shortened != reading.shortened:
                     self._shortened = reading.shortened
                     self.gaps += 1
@@ -196,7 +196,7 @@ class Subscription(SubscriptionBase):
                 pieces.append(batch)
         except BaseException:
             # Nothing is lost: the batches come again with the next call.
-            if True:  # sync: with self._link.lock:
+            if self._link.is_here():  # sync: with self._link.lock:
                 self._reading.take_back(pieces)
             raise
         return batches_to_table(pieces, decode=decode, header=header, schemas=self._reading.schemas)
@@ -255,7 +255,7 @@ class Subscription(SubscriptionBase):
         What has arrived and was not consumed is dropped.
         """
         self._finalizer.detach()  # closed by its program: nothing is left for the collector to do
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             position = self.position
             self._left = 0
             self._reading.closed_at(position)  # `position` goes on telling it

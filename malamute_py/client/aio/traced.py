@@ -290,7 +290,7 @@ def of_run(verb: Verb, *, many: bool = False) -> Verb:
             raise
         finally:
             _RUN_CALL.reset(outer)
-            if True:  # sync: with self._link.lock:
+            if self._link.is_here():  # sync: with self._link.lock:
                 batches.ended(1, met)  # the call itself, which counts as one
             # sync: spans_of(self._link).end_due()
 
@@ -342,12 +342,12 @@ class TracedBulkPublisher(BulkPublisher):
         The taker of its outcome is always the call, which tells this run, too.
         """
         call = _RUN_CALL.get()
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             call.added(count)
         try:
             await super()._add(content, count, call, typed=typed)
         except BaseException:
-            if True:  # sync: with self._link.lock:
+            if self._link.is_here():  # sync: with self._link.lock:
                 call.ended(count)
             raise
 

@@ -279,13 +279,13 @@ class Transaction:
             future.exception()  # A refusal that no caller waits for is no error.
         if step is None:
             return
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             self._link.session.steps.withdraw(step)  # it is not sent, or not sent again
 
     def _abandon(self) -> None:
         """Have it rolled back without waiting for the answer, as when the caller is cancelled."""
         self._stop_waiting()
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             with contextlib.suppress(MalamuteError):
                 self._link.session.steps.add(self._opened.roll_back(), None)
             self._link.wake_up()
@@ -464,7 +464,7 @@ class Transaction:
             self._step = None
             await self._stage_smaller(error, timeout_ms)
         except BaseException:
-            if True:  # sync: with self._link.lock:
+            if self._link.is_here():  # sync: with self._link.lock:
                 self._link.session.steps.withdraw(step)
             raise
         self._step = None
@@ -480,7 +480,7 @@ class Transaction:
         try:
             return await link.limit(future, left, STEP)
         except (Timeout, asyncio.CancelledError):
-            if True:  # sync: with link.lock:
+            if link.is_here():  # sync: with link.lock:
                 link.session.steps.withdraw(step)
             raise
 
@@ -489,7 +489,7 @@ class Transaction:
     ) -> Wait:
         """Put a step on its way once there is room; returns what is left of timeout_ms."""
         link = self._link
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 timeout_ms = await link.room(step.size, timeout_ms, "a transaction")
             link.session.steps.add(step, future)

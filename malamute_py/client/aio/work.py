@@ -209,7 +209,7 @@ class Request(RequestBase):
         row = make_row(
             body, subject, fields, None, None, properties, ReplyToken(self, future), codec
         )
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not link.has_room():
                 timeout_ms = await link.room(row.size, timeout_ms, "a reply")
             if not self.offering.offerings.reply(self, row, last):
@@ -284,7 +284,7 @@ class Request(RequestBase):
         """
         link: LoopLink = self.offering.link
         future: asyncio.Future[bool] | None = link.loop.create_future() if wait else None
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not self.offering.offerings.end(
                 self, state, again_ms=again_ms, reason=reason, token=future
             ):
@@ -298,7 +298,7 @@ class Request(RequestBase):
         """Report the request as received or renewed; False: it is over, or another worker's."""
         link: LoopLink = self.offering.link
         future: asyncio.Future[bool] = link.loop.create_future()
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if not self.offering.offerings.report(self, state, future):
                 return False
             link.wake_up()
@@ -314,7 +314,7 @@ class Worker:
         """See WorkVerbs.worker(). Raises what ended the session."""
         self._link = link
         self._timeout_ms = timeout_ms
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             self._offering = link.session.offerings.offer(offered, Request, link)
             link.wake_up()
         self._waker = RequestWaker(self._offering)  # asyncio only
@@ -335,7 +335,7 @@ class Worker:
     async def accepted(self, timeout_ms: Wait = "default") -> None:
         """Wait until the broker has taken the offer. Raises the refusal, or Timeout."""
         offering = self._offering
-        if True:  # sync: with self._link.lock:
+        if self._link.is_here():  # sync: with self._link.lock:
             await self._link.until(
                 lambda: offering.accepted or offering.ended,
                 offering,
@@ -366,6 +366,7 @@ class Worker:
 
     async def _next(self) -> Request | None:  # asyncio only
         """Return the next request to begin, once there is one; None: the offer takes no more."""
+        self._link.check_loop()
         offering = self._offering
         while True:
             request = self._begin()
@@ -427,7 +428,7 @@ class Worker:
         """
         self._finalizer.detach()
         offering, link = self._offering, self._link
-        if True:  # sync: with link.lock:
+        if link.is_here():  # sync: with link.lock:
             if drain and not offering.ended:
                 link.session.offerings.drain(offering)
                 link.wake_up()

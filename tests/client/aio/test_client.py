@@ -287,16 +287,38 @@ def in_a_loop(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
     asyncio.run(call())
 
 
-async def test_a_client_is_not_closed_by_the_event_loop_of_another_thread() -> None:
-    async with EmbeddedBroker() as broker, broker.connect() as client:
+async def test_a_call_of_another_thread_is_refused_and_costs_no_other_call() -> None:
+    """Two threads in one session ended the client, and all calls that others had on it."""
+    async with EmbeddedBroker() as broker, broker.connect(identity="i") as client:
         await client.publish("s", b"")
+        await client.send("m", b"")
+        await client.submit("v", b"")
+        inbox, worker, member = client.inbox("m"), client.worker("v"), client.group("s", "g")
+        reading, publisher = client.subscribe("s"), client.publisher("s")
+        mail, request = await inbox.next(), await worker.next()
+        await client.publish("s", b"")
+        held = await member.next_batch()
+        assert mail is not None
+        assert request is not None
+        assert held is not None
+        step = client.atomic()
+        step.publish("s", b"in a step")
         calls: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
-            client.close,
-            client.list_streams,
-        )
+            client.close, client.list_streams, client.flush, step.commit, mail.ack, request.renew,
+            worker.next, inbox.next, member.next_batch, reading.next_batch, reading.close,
+            partial(client.publish, "s", b""), partial(client.publish_many, "s", [b""]),
+            partial(client.send, "m", b""), partial(client.request, "v", b""),
+            partial(client.submit, "v", b""), partial(publisher.publish_many, [b""]),
+            partial(request.reply, b"", wait=True), partial(member.ack, held),
+            client.cursor("s", "c").info, partial(client.cursor("s", "c").move, 1),
+            partial(client.kv("s").get, "k"), client.transaction().begin,
+        )  # fmt: skip
         for call in calls:
             with pytest.raises(LocalProtocolError, match="another event loop"):
                 await asyncio.to_thread(in_a_loop, call)
-        with pytest.raises(LocalProtocolError, match="another event loop"):
-            await asyncio.to_thread(client.abort)
-        assert (await client.publish("s", b"")).offset == 1
+        for bare in (client.abort, partial(client.publish_nowait, "s", b"")):
+            with pytest.raises(LocalProtocolError, match="another event loop"):
+                await asyncio.to_thread(bare)
+        assert (await client.publish("s", b"")).offset == 2
+        assert await request.renew()
+        await mail.ack()
