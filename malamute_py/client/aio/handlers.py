@@ -55,17 +55,48 @@ class HandlerRun:
         self._next = following
         self._on_error = on_error
         self._delay_ms = delay_ms
+        self._ending = False
+        """One of the tasks has ended by an error, so that the others are cancelled."""
+        self._parent: asyncio.Task[Any] | None = None
+        """The task that waits for all of them."""
 
     async def to_the_end(self, handler: Callable[[Any], Any]) -> None:
         """Run the handler, as many times at once as the offer's concurrency; see Worker.run()."""
         concurrency = self._offering.asked.concurrency
         # Not the event loop's threads: those are few, and others wait for them.
         threads = ThreadPoolExecutor(concurrency, "malamute-worker")
+        self._parent = asyncio.current_task()
         try:
             call = _caller(handler, threads)
-            await together(self._handle_each(call) for _ in range(concurrency))
+            await together(self._handle_all(call) for _ in range(concurrency))
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _handle_all(self, call: Callable[[Any], Awaitable[Any]]) -> None:
+        """Handle requests until the offer ends or this run does, whatever a handler does to it."""
+        while True:
+            try:
+                await self._handle_each(call)
+            except asyncio.CancelledError:
+                # A handler may have cancelled its task and returned before it waited for anything.
+                if not self._is_handlers_own():
+                    raise
+            except BaseException:
+                self._ending = True
+                raise
+            else:
+                return
+
+    def _is_handlers_own(self) -> bool:
+        """Whether a handler has cancelled the task that runs it, which then goes on."""
+        task, parent = asyncio.current_task(), self._parent
+        assert task is not None
+        assert parent is not None
+        if self._ending or parent.cancelling() or not task.cancelling():
+            return False
+        while task.cancelling():
+            task.uncancel()
+        return True
 
     async def _handle_each(self, call: Callable[[Any], Awaitable[Any]]) -> None:
         """Call the handler for one request after the other, and answer or return each."""
@@ -83,8 +114,9 @@ class HandlerRun:
                 # The error ends its request and nothing else, unless this run itself is cancelled.
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task and task.cancelling():
-                    self._finish(request, RELEASED)
-                    raise
+                    if not self._is_handlers_own():
+                        self._finish(request, RELEASED)
+                        raise
                 if self._offering.ended or request.lost:
                     # Another worker has it, or will: it is not ours to fail.
                     LOG.warning("%r was not finished: %s", request, error)

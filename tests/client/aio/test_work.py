@@ -16,6 +16,32 @@ from tests.waiting import WAIT_MS, WAIT_S
 pytestmark = pytest.mark.slow
 
 
+async def test_a_handler_that_cancels_its_own_task_ends_its_request_and_no_worker() -> None:
+    """run() ended without a word, and all later requests waited until their time was over."""
+    async with EmbeddedBroker() as broker, broker.connect() as client:
+
+        @client.serve("work", concurrency=1)
+        async def work(request: malamute.Request) -> bytes:
+            task = asyncio.current_task()
+            assert task is not None
+            if request.body != b"good":
+                task.cancel()
+            if request.body == b"waits":
+                await asyncio.sleep(0)
+            return b"done"
+
+        running = asyncio.create_task(client.run())
+        for _ in range(3):
+            with pytest.raises(malamute.RequestFailed, match="CancelledError"):
+                await client.request("work", b"waits", timeout_ms=10_000)
+            assert (await client.request("work", b"returns", timeout_ms=10_000)).body == b"done"
+            assert (await client.request("work", b"good", timeout_ms=10_000)).body == b"done"
+        assert not running.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
 async def test_a_handler_that_lets_a_cancellation_of_its_own_out_ends_its_request(
     broker: EmbeddedBroker,
 ) -> None:
