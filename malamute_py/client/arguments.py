@@ -74,7 +74,10 @@ _SCALARS: Final = (bool, int, float, str, bytes, type(None))
 
 def wrong(name: str, value: Any, allowed: str, code: str = "bad_setting") -> LocalProtocolError:
     """Return the error for an argument: its name, its value, and what is allowed instead."""
-    shown = repr(value)
+    try:
+        shown = repr(value)
+    except Exception:  # noqa: BLE001 - a value may be nested too deep, and its repr is the caller's
+        shown = f"({type(value).__name__} that cannot be shown)"
     if len(shown) > _SHOWN_MAX:
         shown = f"{shown[:_SHOWN_MAX]}..."
     return LocalProtocolError(code, f"{name}={shown}: allowed is {allowed}")

@@ -23,8 +23,15 @@ SOON: float = time.time() * 1000 + 5000
 BEFORE = datetime(1, 1, 1)  # noqa: DTZ001 - local, as a program may well have it
 """A time that no calendar has before it, which the look for its zone needs."""
 
+TOO_DEEP: list[Any] = []
+for _ in range(5_000):
+    TOO_DEEP = [TOO_DEEP]
+
 CALLS: list[Wrong] = [
     # (what the error names, the verb, its arguments)
+    ("pattern=array", "purge", ("s", np.array([])), {}),
+    ("stream=(list that cannot be shown)", "publish", (TOO_DEEP, b""), {}),
+    ("properties", "publish", ("s", b""), {"properties": {"a": TOO_DEEP}}),
     ("priority", "send", ("m", b""), {"priority": 1000}),
     ("priority", "send", ("m", b""), {"priority": "high"}),
     ("priority", "send", ("m", b""), {"priority": True}),

@@ -569,6 +569,6 @@ def purge_pattern(pattern: str | Pattern) -> Pattern:
 
     Raises PatternError, also for "", or LocalProtocolError.
     """
-    if pattern == "":
+    if isinstance(pattern, str) and not pattern:
         raise PatternError("bad_pattern", "a purge of every subject is asked for as '#'")
     return make_pattern(pattern)

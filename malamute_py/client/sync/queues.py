@@ -35,7 +35,7 @@ from malamute_py.client.facts import (
     facts,
 )
 from malamute_py.client.position import Position, StartPoint, found_at, start_on_wire
-from malamute_py.client.session.calls import make_pattern
+from malamute_py.client.session.calls import make_pattern, purge_pattern
 from malamute_py.client.session.group_options import (
     CREDIT_BYTES,
     CREDIT_RECORDS,
@@ -135,6 +135,7 @@ class SyncQueueVerbs(SyncPagedVerbs):
         Raises BrokerRefused: `bad_pattern`, also for "" ("#" is every subject), or `limit` when too
         many purges of the stream still hide records.
         """
+        purge_pattern(pattern)  # before the broker is asked for the offset
         found = self._found(stream, before)
         step = SyncAtomicStep(self._link)
         step.purge(stream, pattern, found)
