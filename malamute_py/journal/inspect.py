@@ -229,7 +229,8 @@ def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
     """
     try:
         scan = scan_ring(storage, name, trust_indexes=False)
-        _, why = find_meta(scan.storage, expected_of(storage, name))
+        expected = expected_of(storage, name)
+        _, why = find_meta(scan.storage, expected)
     except (JournalError, OSError) as error:
         yield Finding(name, "damaged", str(error))
         return
@@ -266,6 +267,9 @@ def _verify_ring(storage: Storage, name: str) -> Iterator[Finding]:
         Finding(name, "unknown", f"{entry.file} {entry.reason}", done, total)
         for entry in scan.unknown
     ]
+    if expected is not None and expected.ring != scan.ring:
+        reason = "its manifest is of another ring, or its directory is another ring's"
+        findings.append(Finding(name, "damaged", reason, done, total))
     findings += _verify_indexes(scan, name)
     yield from findings
     if not findings and not why:

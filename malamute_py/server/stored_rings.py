@@ -27,6 +27,7 @@ from malamute_py.journal.directory import Journal, removal_rests
 from malamute_py.server.checkpointing.recovered import ring_facts, rings_asked
 from malamute_py.server.errors import StartError
 from malamute_py.server.journaling.rings import ring_settings
+from malamute_py.store.checking import foreign_main
 from malamute_py.telemetry import Log
 
 _DAMAGE_SHOWN = 100
@@ -107,6 +108,12 @@ class StoredRings:
             )  # fmt: skip
         for unknown in self._journal.unknown:
             self._log.warning("file_left_alone", file=unknown.file, reason=unknown.reason)
+        foreign = foreign_main(self._journal.storage)
+        if foreign:
+            raise StartError(
+                foreign, where, "put the directories of rings back where they were, or restore the"
+                " directory from a snapshot (malamute snapshot restore SNAPSHOT --data NEW)",
+            )  # fmt: skip
         # Ring main tells which other rings streams have, and how they were asked for.
         try:
             asked = {"full": self._config.full}

@@ -1,6 +1,7 @@
 """Check of the tables of a stopped broker, beside what the journal's own tool checks.
 
-Owns the findings about queues.db. The rule: nothing is changed. Source: FORMAT.md, section 4.
+Owns the findings about queues.db, and whether ring main is the one that it goes with. The rule:
+nothing is changed. Source: FORMAT.md, section 4.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from malamute_py.journal.storage import kind_of
+from malamute_py.journal.directory import RINGS, directory_name, expected_of
+from malamute_py.journal.errors import NotAFile
+from malamute_py.journal.layout import RING_FILE, RingMeta, unpack_file
+from malamute_py.journal.storage import FileStorage, Storage, kind_of, read_file
 from malamute_py.journal.types import Finding
 from malamute_py.store.database import DATABASE, MARK, connect
 from malamute_py.store.errors import StoreError
 from malamute_py.store.loading import check, load
+from malamute_py.store.opening import Mark
 
 _NEXT = (
     "the next start makes it anew from the log where that has everything, and serves streams"
@@ -28,6 +33,9 @@ def findings(directory: Path) -> Iterator[Finding]:
 
     For `malamute journal verify`.
     """
+    foreign = foreign_main(FileStorage(directory, read_only=True))
+    if foreign:
+        yield Finding("main", "damaged", foreign)
     path = directory / DATABASE
     if not os.path.lexists(path):
         if os.path.lexists(directory / MARK):
@@ -41,3 +49,27 @@ def findings(directory: Path) -> Iterator[Finding]:
         yield Finding("", "damaged", f"{DATABASE}: {error}; {_NEXT}")
     if kind_of(directory / MARK):
         yield Finding("", "unknown", f"{MARK} is {kind_of(directory / MARK)} and no file")
+
+
+def foreign_main(storage: Storage) -> str:
+    """Say that the directory of ring main has another ring; "": it has not, or nothing tells.
+
+    storage: the data directory. Its manifest and the mark of the tables must both tell of one ring,
+    and the directory of another: one of the files alone may be another directory's. For a start,
+    which would go on in the wrong ring, with offsets that were given already.
+    """
+    name = "main"
+    with contextlib.suppress(NotAFile):
+        marked, expected = read_file(storage, MARK), expected_of(storage, name)
+        mark = None if marked is None else unpack_file(marked, Mark)
+        if mark is None or expected is None or mark.ring != expected.ring:
+            return ""
+        data = read_file(storage.child(RINGS).child(directory_name(name)), RING_FILE)
+        meta = None if data is None else unpack_file(data, RingMeta)
+        if meta is not None and meta.uuid != mark.ring:
+            return (
+                f"{RINGS}/{name} is ring {meta.uuid.hex()}, and this directory's is"
+                f" {mark.ring.hex()}, by its manifest and its tables: the directories of two rings"
+                " may have been exchanged"
+            )
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 import malamute_py as malamute
 from malamute_py import EmbeddedBroker
 from malamute_py.client.sync.client import SyncClient
+from malamute_py.journal.inspect import verify
+from malamute_py.server.errors import StartError
+from malamute_py.store.checking import findings
 from malamute_py.store.database import DATABASE
 
 SMALL: dict[str, Any] = {
@@ -135,3 +139,37 @@ def test_a_segment_that_is_lost_takes_no_mail_of_others_and_is_accepted_once(
             facts = client.broker_info().more
             assert facts["checkpoint"]["lost"] is False
             assert any("missing" in line for line in facts["damage"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fate", ["exchanged", "of another directory"])
+def test_a_ring_main_that_is_another_ring_is_refused_and_named(fate: str, tmp_path: Path) -> None:
+    """The broker started without its streams, and confirmed records from offset 0 on."""
+    data, rings = tmp_path / "data", tmp_path / "data" / "rings"
+    fill(data)
+    (own,) = (each for each in rings.iterdir() if each.name != "main")
+    kept = tmp_path / "kept"
+    (rings / "main").rename(kept)
+    if fate == "exchanged":
+        own.rename(rings / "main")
+        kept.rename(own)
+    else:
+        fill(tmp_path / "other")
+        shutil.copytree(tmp_path / "other" / "rings" / "main", rings / "main")
+    with pytest.raises(StartError, match="exchanged"), EmbeddedBroker(data, **SMALL):
+        pass
+    told = [finding for finding in verify(data) if finding.kind == "damaged"]
+    assert {finding.ring for finding in told} == (
+        {"main", own.name} if fate == "exchanged" else {"main"}
+    )
+    assert any("exchanged" in finding.message for finding in findings(data))
+    # Once the directories are where they were, all is as it was.
+    if fate == "exchanged":
+        own.rename(kept)
+        (rings / "main").rename(own)
+    else:
+        shutil.rmtree(rings / "main")
+    kept.rename(rings / "main")
+    with EmbeddedBroker(data, **SMALL) as broker, broker.connect_sync() as client:
+        assert {stream.name for stream in client.list_streams()} == {"own", "s"}
+        assert bodies(client) == [b"lost"]
