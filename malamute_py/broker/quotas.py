@@ -161,6 +161,14 @@ class Usage:
             wait_ms = max(wait_ms, self._messages.wait_ms(now_ms))
         return wait_ms
 
+    def exceeded(self, now_ms: int) -> tuple[str, int]:
+        """Return the setting and bound of the rate for which it has to wait longest."""
+        of_bytes = 0 if self._bytes is None else self._bytes.wait_ms(now_ms)
+        of_messages = 0 if self._messages is None else self._messages.wait_ms(now_ms)
+        if of_messages > of_bytes:
+            return "messages_s", self.quota.messages_s
+        return "publish_bytes_s", self.quota.publish_bytes_s
+
     def spend(self, count: int, size: int) -> None:
         """Spend messages and their bytes, which were taken: a rate may fall into debt by them."""
         self.messages_in += count
@@ -376,12 +384,11 @@ class Quotas:
             if usage.shared is not None:
                 self.check_rate(usage.shared)
             return
-        quota = usage.quota
-        self._note(usage, "rate", quota.publish_bytes_s or quota.messages_s)
+        rate, bound = usage.exceeded(self._context.now_ms)
+        self._note(usage, "rate", bound)
         raise BrokerRefused(
-            "wait", f"{usage.named} sends more than {usage.key('publish_bytes_s')} "
-            f"({quota.publish_bytes_s}) or {usage.key('messages_s')} ({quota.messages_s})", wait_ms,
-        )  # fmt: skip
+            "wait", f"{usage.named} sends more than {usage.key(rate)} ({bound})", wait_ms
+        )
 
     def check_total(self, resource: str, amount: int, bound: int, key: str, asker: str) -> None:
         """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""

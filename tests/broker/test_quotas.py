@@ -384,6 +384,24 @@ def test_a_rate_lets_a_second_through_at_once_and_says_when_more_may_come() -> N
     assert box.broker.counters["quota_rate"] == 3
 
 
+@pytest.mark.parametrize(
+    ("quota", "rate"),
+    [
+        (Quota(publish_bytes_s=1 << 30, messages_s=50), "messages_s"),
+        (Quota(publish_bytes_s=1_000, messages_s=1_000), "publish_bytes_s"),
+    ],
+)
+def test_the_rate_that_was_exceeded_is_named(quota: Quota, rate: str) -> None:
+    """The event named the rate of bytes, whichever of two was exceeded."""
+    box = post(quota)
+    assert publishes(box, 1, 60, 1) == "confirmed"
+    assert publishes(box, 1, 1, 2) == "wait"
+    bound = getattr(quota, rate)
+    assert f"sends more than quotas.{rate} ({bound})" in box.peers[1].last(wire.Refused).reason
+    said = [event.facts for event in box.events if event.name == "quota_reached"]
+    assert said == [{"identity": "anna", "resource": "rate", "bound": bound}]
+
+
 @pytest.mark.moderate
 def test_a_rate_of_bytes_holds_over_time_whatever_the_batches() -> None:
     box = post(Quota(publish_bytes_s=100_000))
