@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from malamute_protocol.batch import Batch as Batch
     from malamute_protocol.batch import Record as Record
+    from malamute_protocol.commands import Welcome as Welcome
     from malamute_protocol.errors import BatchError as BatchError
     from malamute_protocol.errors import BrokerRefused as BrokerRefused
     from malamute_protocol.errors import ConnectionLost as ConnectionLost
@@ -39,10 +40,12 @@ if TYPE_CHECKING:
     from malamute_protocol.pattern import topic as topic
     from malamute_py.client.aio.client import Client as Client
     from malamute_py.client.aio.client import connect as connect
+    from malamute_py.client.aio.cursors import StreamCursor as StreamCursor
     from malamute_py.client.aio.keys import KeyView as KeyView
     from malamute_py.client.aio.keys import KeyWatch as KeyWatch
     from malamute_py.client.aio.mail import Inbox as Inbox
     from malamute_py.client.aio.mail import Mail as Mail
+    from malamute_py.client.aio.mail import MailBatch as MailBatch
     from malamute_py.client.aio.members import Member as Member
     from malamute_py.client.aio.publishing import BulkPublisher as BulkPublisher
     from malamute_py.client.aio.steps import AtomicStep as AtomicStep
@@ -53,12 +56,22 @@ if TYPE_CHECKING:
     from malamute_py.client.facts import BrokerFacts as BrokerFacts
     from malamute_py.client.facts import CursorFacts as CursorFacts
     from malamute_py.client.facts import GroupFacts as GroupFacts
+    from malamute_py.client.facts import LinkFacts as LinkFacts
     from malamute_py.client.facts import MailboxFacts as MailboxFacts
+    from malamute_py.client.facts import MemberFacts as MemberFacts
+    from malamute_py.client.facts import NamespaceFacts as NamespaceFacts
     from malamute_py.client.facts import PeekedMail as PeekedMail
     from malamute_py.client.facts import PeekedRequest as PeekedRequest
+    from malamute_py.client.facts import Purged as Purged
+    from malamute_py.client.facts import ReadPlan as ReadPlan
+    from malamute_py.client.facts import ReloadedSetting as ReloadedSetting
     from malamute_py.client.facts import ServiceFacts as ServiceFacts
+    from malamute_py.client.facts import SettingsInForce as SettingsInForce
     from malamute_py.client.facts import StreamFacts as StreamFacts
     from malamute_py.client.facts import StreamVersions as StreamVersions
+    from malamute_py.client.facts import TransactionFacts as TransactionFacts
+    from malamute_py.client.facts import UserFacts as UserFacts
+    from malamute_py.client.facts import WorkerFacts as WorkerFacts
     from malamute_py.client.keys import KeyEntry as KeyEntry
     from malamute_py.client.options import CursorOptions as CursorOptions
     from malamute_py.client.options import GroupOptions as GroupOptions
@@ -73,6 +86,16 @@ if TYPE_CHECKING:
     from malamute_py.client.position import FromCursor as FromCursor
     from malamute_py.client.position import LastPerSubject as LastPerSubject
     from malamute_py.client.position import Position as Position
+    from malamute_py.client.position import StartPoint as StartPoint
+    from malamute_py.client.session.calls import Bodies as Bodies
+    from malamute_py.client.session.calls import Body as Body
+    from malamute_py.client.session.calls import Fields as Fields
+    from malamute_py.client.session.calls import Properties as Properties
+    from malamute_py.client.session.calls import Time as Time
+    from malamute_py.client.session.events import Closed as Closed
+    from malamute_py.client.session.events import Linked as Linked
+    from malamute_py.client.session.events import LinkEvent as LinkEvent
+    from malamute_py.client.session.events import Unlinked as Unlinked
     from malamute_py.client.session.held_batches import HeldBatch as HeldBatch
     from malamute_py.client.session.letters import Reply as Reply
     from malamute_py.client.session.letters import RequestFailed as RequestFailed
@@ -85,15 +108,20 @@ if TYPE_CHECKING:
     from malamute_py.client.session.subscription import RewoundNotice as RewoundNotice
     from malamute_py.client.settings import ClientOptions as ClientOptions
     from malamute_py.client.settings import ClientSettings as ClientSettings
+    from malamute_py.client.settings import Credential as Credential
     from malamute_py.client.settings import Curve as Curve
     from malamute_py.client.settings import Plain as Plain
     from malamute_py.client.settings import SettingError as SettingError
+    from malamute_py.client.settings import Wait as Wait
     from malamute_py.client.sync.client import SyncClient as SyncClient
     from malamute_py.client.sync.client import connect_sync as connect_sync
+    from malamute_py.client.sync.cursors import SyncStreamCursor as SyncStreamCursor
     from malamute_py.client.sync.keys import SyncKeyView as SyncKeyView
     from malamute_py.client.sync.keys import SyncKeyWatch as SyncKeyWatch
+    from malamute_py.client.sync.link import Pending as Pending
     from malamute_py.client.sync.mail import SyncInbox as SyncInbox
     from malamute_py.client.sync.mail import SyncMail as SyncMail
+    from malamute_py.client.sync.mail import SyncMailBatch as SyncMailBatch
     from malamute_py.client.sync.members import SyncMember as SyncMember
     from malamute_py.client.sync.publishing import SyncBulkPublisher as SyncBulkPublisher
     from malamute_py.client.sync.steps import SyncAtomicStep as SyncAtomicStep
@@ -149,6 +177,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "malamute_py.client.aio.mail": (
         "Inbox",
         "Mail",
+        "MailBatch",
     ),
     "malamute_py.client.aio.members": ("Member",),
     "malamute_py.client.aio.publishing": ("BulkPublisher",),
@@ -169,6 +198,16 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "ServiceFacts",
         "StreamFacts",
         "StreamVersions",
+        "LinkFacts",
+        "MemberFacts",
+        "NamespaceFacts",
+        "Purged",
+        "ReadPlan",
+        "ReloadedSetting",
+        "SettingsInForce",
+        "TransactionFacts",
+        "UserFacts",
+        "WorkerFacts",
     ),
     "malamute_py.client.keys": ("KeyEntry",),
     "malamute_py.client.options": (
@@ -187,6 +226,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "FromCursor",
         "LastPerSubject",
         "Position",
+        "StartPoint",
     ),
     "malamute_py.client.session.letters": (
         "Reply",
@@ -208,6 +248,8 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "Curve",
         "Plain",
         "SettingError",
+        "Credential",
+        "Wait",
     ),
     "malamute_py.client.sync.client": (
         "SyncClient",
@@ -220,6 +262,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "malamute_py.client.sync.mail": (
         "SyncInbox",
         "SyncMail",
+        "SyncMailBatch",
     ),
     "malamute_py.client.sync.members": ("SyncMember",),
     "malamute_py.client.sync.publishing": ("SyncBulkPublisher",),
@@ -230,6 +273,17 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SyncRequest",
         "SyncWorker",
     ),
+    "malamute_py.client.aio.cursors": ("StreamCursor",),
+    "malamute_py.client.sync.cursors": ("SyncStreamCursor",),
+    "malamute_py.client.sync.link": ("Pending",),
+    "malamute_py.client.session.events": (
+        "Closed",
+        "LinkEvent",
+        "Linked",
+        "Unlinked",
+    ),
+    "malamute_py.client.session.calls": ("Bodies", "Body", "Fields", "Properties", "Time"),
+    "malamute_protocol.commands": ("Welcome",),
     "malamute_py.client.tracing": ("Tracing",),
     "malamute_py.client.words": (
         "AckWhen",
