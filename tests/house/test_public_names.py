@@ -21,8 +21,8 @@ from tests.house.checkout import ROOT
 CLASSES = [name for name in malamute.__all__ if inspect.isclass(getattr(malamute, name))]
 ALIASES = {
     "AckWhen", "Bodies", "Body", "ConfirmAt", "Credential", "Fields", "GroupKind",
-    "GroupVisibility", "LinkEvent", "Notice", "OnError", "Pattern", "Properties", "ReadVisibility", "StartPoint",
-    "Time", "Until", "Wait",
+    "GroupVisibility", "LinkEvent", "Notice", "OnError", "Pattern", "Properties", "ReadVisibility",
+    "StartPoint", "Time", "Until", "Wait",
 }  # fmt: skip
 """Names of types that have no name of their own at run time."""
 OPTIONAL = {
