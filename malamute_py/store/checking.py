@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from malamute_py.journal.directory import RINGS, directory_name, expected_of
-from malamute_py.journal.errors import NotAFile
+from malamute_py.journal.errors import JournalError
 from malamute_py.journal.layout import RING_FILE, RingMeta, unpack_file
 from malamute_py.journal.storage import FileStorage, Storage, kind_of, read_file
 from malamute_py.journal.types import Finding
@@ -59,7 +59,8 @@ def foreign_main(storage: Storage) -> str:
     which would go on in the wrong ring, with offsets that were given already.
     """
     name = "main"
-    with contextlib.suppress(NotAFile):
+    # What cannot be read tells nothing; others who read it say so.
+    with contextlib.suppress(JournalError, OSError):
         marked, expected = read_file(storage, MARK), expected_of(storage, name)
         mark = None if marked is None else unpack_file(marked, Mark)
         if mark is None or expected is None or mark.ring != expected.ring:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,8 +15,9 @@ import malamute_py as malamute
 from malamute_py import EmbeddedBroker
 from malamute_py.client.sync.client import SyncClient
 from malamute_py.journal.inspect import verify
+from malamute_py.journal.storage import FileStorage
 from malamute_py.server.errors import StartError
-from malamute_py.store.checking import findings
+from malamute_py.store.checking import findings, foreign_main
 from malamute_py.store.database import DATABASE
 
 SMALL: dict[str, Any] = {
@@ -173,3 +175,13 @@ def test_a_ring_main_that_is_another_ring_is_refused_and_named(fate: str, tmp_pa
     with EmbeddedBroker(data, **SMALL) as broker, broker.connect_sync() as client:
         assert {stream.name for stream in client.list_streams()} == {"own", "s"}
         assert bodies(client) == [b"lost"]
+
+
+def test_a_mark_that_cannot_be_read_refuses_no_start(tmp_path: Path) -> None:
+    class Unreadable(FileStorage):
+        def open(self, name: str) -> NoReturn:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with EmbeddedBroker(tmp_path / "data", **SMALL):
+        pass
+    assert foreign_main(Unreadable(tmp_path / "data")) == ""
