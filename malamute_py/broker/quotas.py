@@ -163,9 +163,8 @@ class Usage:
 
     def exceeded(self, now_ms: int) -> tuple[str, int]:
         """Return the setting and bound of the rate for which it has to wait longest."""
-        of_bytes = 0 if self._bytes is None else self._bytes.wait_ms(now_ms)
-        of_messages = 0 if self._messages is None else self._messages.wait_ms(now_ms)
-        if of_messages > of_bytes:
+        messages = self._messages
+        if messages is not None and messages.wait_ms(now_ms) == self.wait_ms(now_ms):
             return "messages_s", self.quota.messages_s
         return "publish_bytes_s", self.quota.publish_bytes_s
 

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from malamute_py.journal.directory import RINGS, directory_name, expected_of
 from malamute_py.journal.errors import JournalError
-from malamute_py.journal.layout import RING_FILE, RingMeta, unpack_file
-from malamute_py.journal.storage import FileStorage, Storage, kind_of, read_file
+from malamute_py.journal.marks import read_mark, read_meta
+from malamute_py.journal.storage import FileStorage, Storage, kind_of
 from malamute_py.journal.types import Finding
 from malamute_py.store.database import DATABASE, MARK, connect
 from malamute_py.store.errors import StoreError
 from malamute_py.store.loading import check, load
 from malamute_py.store.opening import Mark
+from malamute_py.store.snapshot import MAIN
 
 _NEXT = (
     "the next start makes it anew from the log where that has everything, and serves streams"
@@ -35,7 +36,7 @@ def findings(directory: Path) -> Iterator[Finding]:
     """
     foreign = foreign_main(FileStorage(directory, read_only=True))
     if foreign:
-        yield Finding("main", "damaged", foreign)
+        yield Finding(MAIN, "damaged", foreign)
     path = directory / DATABASE
     if not os.path.lexists(path):
         if os.path.lexists(directory / MARK):
@@ -58,18 +59,15 @@ def foreign_main(storage: Storage) -> str:
     and the directory of another: one of the files alone may be another directory's. For a start,
     which would go on in the wrong ring, with offsets that were given already.
     """
-    name = "main"
     # What cannot be read tells nothing; others who read it say so.
     with contextlib.suppress(JournalError, OSError):
-        marked, expected = read_file(storage, MARK), expected_of(storage, name)
-        mark = None if marked is None else unpack_file(marked, Mark)
+        mark, expected = read_mark(storage, MARK, Mark), expected_of(storage, MAIN)
         if mark is None or expected is None or mark.ring != expected.ring:
             return ""
-        data = read_file(storage.child(RINGS).child(directory_name(name)), RING_FILE)
-        meta = None if data is None else unpack_file(data, RingMeta)
+        meta = read_meta(storage.child(RINGS).child(directory_name(MAIN)))
         if meta is not None and meta.uuid != mark.ring:
             return (
-                f"{RINGS}/{name} is ring {meta.uuid.hex()}, and this directory's is"
+                f"{RINGS}/{MAIN} is ring {meta.uuid.hex()}, and this directory's is"
                 f" {mark.ring.hex()}, by its manifest and its tables: the directories of two rings"
                 " may have been exchanged"
             )

@@ -61,6 +61,7 @@ from malamute_py.journal.marks import read_mark
 from malamute_py.journal.recovery import Scan
 from malamute_py.journal.storage import File, Storage, replace_file
 from malamute_py.journal.types import SEGMENT_HEADER_BYTES, Damage
+from malamute_py.store.checking import foreign_main
 from malamute_py.store.database import DATABASE, MARK, connect, lock, position_of
 from malamute_py.store.errors import StoreError
 from malamute_py.store.files import PIECE_BYTES, regular, sync_all
@@ -169,6 +170,9 @@ def _mend(source: FileStorage, made: Path, progress: Progress) -> Mended:
     names = all_names(source)
     if MAIN not in names:
         raise CannotMend("ring main is missing: nothing tells what streams there were")
+    foreign = foreign_main(source)
+    if foreign:
+        raise CannotMend(foreign)
     mended = Mended(
         directory="", epoch=raised.epoch + 1, rings=names, bytes=0, batches=0, filled_bytes=0,
         lost=[], changes_lost=0, queues="none", restored=restored,

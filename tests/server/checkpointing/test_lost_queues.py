@@ -19,6 +19,7 @@ from malamute_py.journal.storage import FileStorage
 from malamute_py.server.errors import StartError
 from malamute_py.store.checking import findings, foreign_main
 from malamute_py.store.database import DATABASE
+from malamute_py.store.mending import CannotMend, mend
 
 SMALL: dict[str, Any] = {
     "journal.segment_bytes": 1 << 20,
@@ -130,7 +131,7 @@ def test_a_segment_that_is_lost_takes_no_mail_of_others_and_is_accepted_once(
     newest = end_lsn // roomy["journal.segment_bytes"]
     (data / "rings" / "main" / f"{newest - back:012d}.seg").unlink()
     expected = [b"%d" % number for number in range(20)]
-    # The newest one may have held what nobody knows: that is accepted once.
+    # Nothing tells what the newest segment held after the tables: the operator accepts that once.
     accepted = {**roomy, "checkpoint.lost_changes": "refuse" if back else "accept"}
     for start, settings in enumerate([accepted, roomy, roomy]):
         with EmbeddedBroker(data, **settings) as broker, broker.connect_sync() as client:
@@ -160,6 +161,8 @@ def test_a_ring_main_that_is_another_ring_is_refused_and_named(fate: str, tmp_pa
         shutil.copytree(tmp_path / "other" / "rings" / "main", rings / "main")
     with pytest.raises(StartError, match="exchanged"), EmbeddedBroker(data, **SMALL):
         pass
+    with pytest.raises(CannotMend, match="exchanged"):
+        mend(data, tmp_path / "mended")
     told = [finding for finding in verify(data) if finding.kind == "damaged"]
     assert {finding.ring for finding in told} == (
         {"main", own.name} if fate == "exchanged" else {"main"}
