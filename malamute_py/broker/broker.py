@@ -332,7 +332,8 @@ class Broker:
             shard.was_read(())
         if shard.verdicts:
             shard.verdicts = {}
-        self._forget_ended_links()
+        if self._links.ended:
+            self._forget_ended_links()
 
     def came_from(self, link: int, address: str, now_ms: int) -> None:
         """Note the address of a peer before its first message.
@@ -440,7 +441,6 @@ class Broker:
             self._compaction.appended(answer)
         else:
             self._publishing.appended(answer)
-        self._forget_ended_links()
 
     def append_refused(self, answer: AppendRefused) -> None:
         """Take the answer that the journal refused a bundle, and later ones of its ring."""
@@ -458,7 +458,6 @@ class Broker:
         state = self._catalogue.rings.get(ring)
         if state is not None:
             self._publishing.visible(state, lsn)
-        self._forget_ended_links()
 
     def hurries(self, ring: str) -> bool:
         """Whether a peer waits for the sync of a ring, which the shell then does not put off."""

@@ -140,11 +140,11 @@ class Inbound:
         """Connections that ended and of which the core was not told yet."""
         self._silent: tuple[list[Connection], int, set[int]] = (self.ended, 0, set())
         """(`ended`, how many it had, descriptors of those of them that never spoke)."""
-        self._cut_off: OrderedDict[bytes, Peer] = OrderedDict()
+        self.cut_off: OrderedDict[bytes, Peer] = OrderedDict()
         """Routing ids of lost connections, which libzmq gives once. Their messages that were not
-        taken up yet are dropped, until none can be left. When there are too many, the oldest go
-        first: a message that still comes of one of these makes a link that is silent, and ends as
-        such."""
+        taken up yet are dropped; the loop clears it once none can be left. When there are too many,
+        the oldest go first: a message that still comes of one of these makes a link that is silent,
+        and ends as such."""
         self.held: dict[Listener, tuple[zmq.Frame, Arrived]] = {}
         """Listener -> first frame and message of a peer whose connection is still to be noted. The
         messages behind it wait, too."""
@@ -166,13 +166,9 @@ class Inbound:
         an id that the peer chose may be another peer's by then.
         """
         if peer.numbered:
-            self._cut_off[peer.routing_id] = peer
-            if len(self._cut_off) > _CUT_OFF_MAX:
-                self._cut_off.popitem(last=False)
-
-    def forget_lost(self) -> None:
-        """Look for messages of lost connections no more: the sockets are empty."""
-        self._cut_off.clear()
+            self.cut_off[peer.routing_id] = peer
+            if len(self.cut_off) > _CUT_OFF_MAX:
+                self.cut_off.popitem(last=False)
 
     def validated(self, link: int) -> None:
         """Let a link's commands have their turns again, as its batch was validated."""
@@ -228,7 +224,7 @@ class Inbound:
             gone, keep = None, frames_max
             peer = routes.get(head.bytes)
             if peer is None:
-                gone = self._cut_off.get(head.bytes)
+                gone = self.cut_off.get(head.bytes)
                 if gone is not None:
                     keep = -1  # no frame: the message is dropped
             frames: list[Any] = []

@@ -211,8 +211,7 @@ class Loop:
             has_messages = listener.socket in ready or listener in inbound.held
             if has_messages and not inbound.drain(listener, now_ms):
                 drained = False
-                if listener.is_local:
-                    local_drained = False
+                local_drained = local_drained and not listener.is_local
         if drained and inbound.ended:
             # A connection that ended since the poll may have left its last messages after it.
             for listener in self._listeners:
@@ -241,7 +240,7 @@ class Loop:
         # message that is partial then is truly partial.
         if read or now_ms - self._drained_ms > 1000:
             self._after_drain(now_ms, read, drained, local_drained)
-        elif self._guard_is_due(now_ms):
+        elif now_ms >= self._guard_at_ms and self._guard_is_due(now_ms):
             # What a connection sent that ended by itself is still taken up before its loss is told.
             inbound.ended += self._watch(now_ms, drained=False, local_drained=local_drained)
         if self._wake_at_ms is not None and now_ms >= self._wake_at_ms:
@@ -319,13 +318,13 @@ class Loop:
         drained, local_drained: as for _watch().
         """
         self._drained_ms = now_ms
-        if drained:
-            self._inbound.forget_lost()
+        if drained and self._inbound.cut_off:
+            self._inbound.cut_off.clear()
         ended, self._inbound.ended = self._inbound.ended, []
         for connection in ended:
             self._lost(connection, now_ms)
         if now_ms < self._guard_at_ms or not self._guard_is_due(now_ms):
-            return  # The first test spares most turns the call.
+            return
         ended = self._watch(now_ms, drained, local_drained)
         if read and ended:
             # What they sent last may have come since the sockets were read: the next turn reads it.
@@ -347,9 +346,7 @@ class Loop:
             self._log.warning("appends_still_refused", ring=ring, code=code, count=count)
 
     def _guard_is_due(self, now_ms: int) -> bool:
-        """Whether the guard is to look at connections now; calm suspects may wait once more."""
-        if now_ms < self._guard_at_ms:
-            return False
+        """Whether the guard looks at connections, as is due: calm suspects may wait once more."""
         if self._guard.suspects and self._guard.is_calm(now_ms):
             self._guard_at_ms = now_ms + SUSPECT_MS
             return False
@@ -466,15 +463,19 @@ class Loop:
         A turn whose time is over leaves the rest to the next one.
         """
         core, rings = self._core, self._rings
-        # Tells whether a peer waits for a ring's sync; at the broker's end one waits for each.
+        # Whether a peer waits for a ring's sync: at the broker's end one waits for each.
         hurries = (lambda ring: True) if self._finishing else core.hurries
         for step in range(_STEPS_MAX):
             if step == 1 and core.has_work:
                 # The disk works meanwhile. Without other work it has to wait: its thread would ask
                 # for the interpreter while the loop still has a little to do.
                 rings.sync(hurries, now_ms)
-            # What peers wait for goes first: the work for readers that lag comes after it.
-            ready = core.take_ready() if step else core.take_outgoing()
+            if core.has_work and (step or not self._pacing.work_waits):
+                began = self._pacing.worked()
+                ready = core.take_ready()
+                self._pacing.note_work(self._pacing.worked() - began)
+            else:
+                ready = core.take_outgoing()
             for name, settings in ready.rings:
                 rings.open(name, settings)
                 if settings.get("remove"):
@@ -675,11 +676,10 @@ class Loop:
         while self._waiting and self._clock() < until_ms:
             self._retry(self._clock())
             self._wait()
-        untold = len(self._waiting)
         self._watchdog.turn = 0
         if self._watchdog.holds:
             self._release(self._clock())
-        return untold
+        return len(self._waiting)
 
     def abandon(self) -> None:
         """Tell every peer that can be told, after a bug, so that none waits for its expiry."""

@@ -26,6 +26,11 @@ _ASIDE_NS: Final = 4_000
 """Processor time at most for a frame or command that was taken up and put aside."""
 _ASIDE_PART: Final = 4
 """Part of the time of a turn's shares for which the next turn may put messages aside."""
+_LONG_WORK_NS: Final = 1_000_000
+"""Processor time from which on the work for readers and queues comes after what peers wait for."""
+_LONG_WORK_TURNS: Final = 64
+"""Turns for which it does. The work of most turns is short. It comes first then, so that hand-outs,
+say, are synced with the requests before them, instead of by a sync of their own."""
 _LONG_TURN_US: Final = 100_000
 """Processor time from which on a turn of the loop is logged: all peers have waited for it."""
 
@@ -47,6 +52,8 @@ class Pacing:
         """Turns since messages told so."""
         self._aside = 0
         """Count of parts and commands put aside until the last turn."""
+        self.work_waits = 0
+        """Turns for which work for readers and queues still waits until the rest is done."""
         self.longest_us = 0
         """Processor time of the longest turn so far."""
         self.worked = worked
@@ -56,6 +63,13 @@ class Pacing:
         """Processor time of the thread beyond which the turn is the longest so far, or a long one;
         the first turn is neither."""
         self._notable_turn_ns = 0
+        self._is_calm = False
+        """Whether messages are taken up for the usual time, as nothing took long lately."""
+
+    def note_work(self, ns: int) -> None:
+        """Note the processor time of the work for readers and queues in one step of a turn."""
+        if ns > _LONG_WORK_NS:
+            self.work_waits = _LONG_WORK_TURNS
 
     def end(
         self, began_ns: int | None, ended_ns: int | None, commands: int, shared: int = 0,
@@ -74,7 +88,18 @@ class Pacing:
         parts and commands of all messages so far that were taken up and put aside. Returns the
         turn's microseconds where it is to be logged, else 0.
         """
-        worked_ns, took_us = self.worked(), 0
+        worked_ns = self.worked()
+        if self.work_waits:
+            self.work_waits -= 1
+        if (
+            self._is_calm and commands <= 1 and not shared
+            and worked_ns < self._notable_ns and worked_ns < self._ended_ns + self.take_most_ns
+        ):  # fmt: skip
+            # The turn of a lone message, which changes nothing: most turns of an idle broker.
+            self._ended_ns, self._aside = worked_ns, aside
+            self._notable_ns = worked_ns + self._notable_turn_ns
+            return 0
+        took_us = 0
         # With what else the turn did after it settled what small messages brought.
         shares_ns = worked_ns - max(ended_ns or 0, self._ended_ns) if shared else 0
         began_ns = self._ended_ns if began_ns is None else began_ns
@@ -100,6 +125,7 @@ class Pacing:
         elif self.take_ns < self.take_most_ns:
             self.take_ns = min(self.take_ns + self.take_ns // 8, self.take_most_ns)
         self.aside_ns = max(self.take_ns, min(shares_ns // _ASIDE_PART, self.turn_ns * 2))
+        self._is_calm = self.take_ns == self.aside_ns == self.take_most_ns and not self.was_costly
         if worked_ns > self._notable_ns:
             took_us = (worked_ns - self._ended_ns) // 1_000
             self.longest_us = max(self.longest_us, took_us)

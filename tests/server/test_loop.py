@@ -327,7 +327,7 @@ def test_lost_connections_are_remembered_within_a_bound_under_a_load_that_never_
         for peer in peers:
             assert peer is not None
             loop._gone(peer, 0)
-        assert list(loop._inbound._cut_off) == [
+        assert list(loop._inbound.cut_off) == [
             peer.routing_id for peer in peers[2:] if peer is not None
         ]
     noting.close()

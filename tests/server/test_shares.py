@@ -409,7 +409,7 @@ def test_what_waits_of_a_message_is_dropped_with_its_link_though_the_sockets_are
         assert found.frames
         loop._gone(found, 0)
         loop._close(1)
-        assert found in loop._inbound._cut_off.values(), "what comes of it is dropped"
+        assert found in loop._inbound.cut_off.values(), "what comes of it is dropped"
         assert (found.commands, found.frames, found.queued) == ([], [], None)
     noting.close()
 

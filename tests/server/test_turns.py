@@ -54,6 +54,39 @@ def turns_of_a_burst(running: RunningLoop, step_ns: int) -> list[int]:
     return [count for count in running.core.turns if count]
 
 
+def test_long_work_comes_after_what_peers_wait_for_and_short_work_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
+        core = running.core
+        take, spent_ns, takes = core.take_outgoing, 0, list[str]()
+
+        def take_outgoing() -> Ready:
+            takes.append("outgoing")
+            return take()
+
+        def take_ready() -> Ready:
+            takes.append("work")
+            running.spend(spent_ns)
+            return take()
+
+        def first_of_a_turn() -> str:
+            takes.clear()
+            ping(peer)
+            running.until(lambda: bool(takes))
+            return takes[0]
+
+        monkeypatch.setattr(core, "has_work", True)
+        monkeypatch.setattr(core, "take_outgoing", take_outgoing)
+        monkeypatch.setattr(core, "take_ready", take_ready)
+        assert [first_of_a_turn() for _ in range(3)] == ["work"] * 3
+        spent_ns = 2_000_000  # 2 ms
+        assert first_of_a_turn() == "work"
+        spent_ns = 0
+        assert [first_of_a_turn() for _ in range(20)] == ["outgoing"] * 20
+        running.until(lambda: first_of_a_turn() == "work")
+
+
 @pytest.mark.moderate
 def test_a_turn_takes_up_messages_for_half_of_its_time_and_one_always() -> None:
     with RunningLoop(PACED) as running:
@@ -117,24 +150,30 @@ def test_the_disk_begins_before_the_work_of_a_turn_and_without_work_at_its_end(
     with RunningLoop(LOCAL) as running, dealer(running.endpoint) as peer:
         core, rings = running.core, running.rings
         done: list[str] = []
-        append = rings.append
+        append, take = rings.append, core.take_outgoing
+
+        def take_outgoing() -> Ready:
+            done.append("outgoing")
+            return take()
 
         def take_ready() -> Ready:
             done.append("work")
-            return core.take_outgoing()
+            return take()
 
         def begin(bundles: list[AppendBundle]) -> list[Appended | AppendRefused]:
             done.clear()
             return append(bundles)
 
         monkeypatch.setattr(core, "has_work", has_work)
+        monkeypatch.setattr(core, "take_outgoing", take_outgoing)
         monkeypatch.setattr(core, "take_ready", take_ready)
         monkeypatch.setattr(rings, "append", begin)
         monkeypatch.setattr(rings, "sync", lambda *_: done.append("sync"))
         core.ready.appends.append(AppendBundle("main", 1, ()))
         ping(peer)
         running.until(lambda: done.count("sync") > has_work)
-        assert done[: 2 + has_work] == ["sync", "work", "sync"][1 - has_work :]
+        expected = ["sync", "work", "sync"] if has_work else ["outgoing", "sync"]
+        assert done[: len(expected)] == expected
 
 
 @pytest.mark.moderate

@@ -109,6 +109,7 @@ class Machine:
         self.on_crash: Callable[[], None] = lambda: None
         """Called at a crash: the core's owner decides what it does, and when the machine starts
         again."""
+        self.pumps = 0
         self.pumping = False
         self.told = False
         self.room_bytes = 10_000
@@ -279,10 +280,12 @@ class Machine:
             self.told = True
             return
         self.pumping = True
+        self.pumps += 1
         try:
             for step in range(1000):
                 # In the order of the real shell.
-                ready: Ready = self.core.take_ready() if step else self.core.take_outgoing()
+                works = step or self.pumps % 2  # In every other turn the work waits: it was long.
+                ready: Ready = self.core.take_ready() if works else self.core.take_outgoing()
                 self._do(ready)
                 # As in the real shell: only answers that the core was given meanwhile make it want
                 # something that it has not asked for.

@@ -278,7 +278,7 @@ class LoopLink:
         if self._room:
             self._give_room()
         if self.fresh or self._limits:
-            self._look_at_limits(clock_ms())
+            self._look_at_limits(self.engine.now_ms)
         if not self.quiet.is_set() and self.session.idle:
             self.quiet.set()
         # The callers who have just been told something run now, in this turn of the event loop.
@@ -329,11 +329,10 @@ class LoopLink:
     def _set_timer(self) -> None:
         """Have a step made when the engine, or the earliest wait of a caller, is due."""
         at_ms = self.engine.next_wake()
-        earliest_end_ms, *_ = self._limits[0] if self._limits else (None,)
-        next_stamp_ms = self._stamped_ms + _STAMP_MS if self.fresh else None
-        for limit_ms in (next_stamp_ms, earliest_end_ms):
-            if limit_ms is not None and (at_ms is None or limit_ms < at_ms):
-                at_ms = limit_ms
+        if self._limits and (at_ms is None or self._limits[0][0] < at_ms):
+            at_ms = self._limits[0][0]  # the earliest end of a wait
+        if self.fresh and (at_ms is None or self._stamped_ms + _STAMP_MS < at_ms):
+            at_ms = self._stamped_ms + _STAMP_MS
         if self._timer is not None:
             # A timer that fires too early costs one step; moving it each time would cost more.
             if at_ms is not None and self._timer_ms <= at_ms:

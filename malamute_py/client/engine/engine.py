@@ -51,6 +51,8 @@ class Engine:
         self._context = context if context is not None else zmq.Context.instance()
         self._unsent: deque[list[Any]] = deque()
         """Messages that were taken of the session and that the socket would not take yet."""
+        self.now_ms = 0
+        """Time of the last step."""
         self._looked_ms = 0
         """Time at which the socket was read last."""
 
@@ -71,7 +73,7 @@ class Engine:
     def _turn(self) -> None:
         """Receive, let the session's time go on, send, and change the transport if it says so."""
         session = self.session
-        now_ms = clock_ms()
+        self.now_ms = now_ms = clock_ms()
         transport = self.transport
         # A step that was asked for to send something need not look for what has not come.
         if transport is not None and (transport.readable or now_ms - self._looked_ms >= _LOOK_MS):

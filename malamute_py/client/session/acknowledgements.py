@@ -140,10 +140,10 @@ class Acks:
         """Acknowledgements that leave with the next turn, by the owner's id and the form."""
         self._sent: dict[Ack, None] = {}
         """Acknowledgements that the broker has not answered."""
-        self._put_off: Final[dict[Ack, int]] = {}
+        self.put_off: Final[dict[Ack, int]] = {}
         """Acknowledgements of which all or half leaves (again) later, and when: as the broker
         refused them, or the link has ended."""
-        self.queues: Final = (self._gathered, self._put_off)
+        self.queues: Final = (self._gathered, self.put_off)
         """While all of them are empty, take() has nothing to do."""
         self._taken_ms = -1
         """Time of the last take()."""
@@ -151,12 +151,12 @@ class Acks:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to leave and nothing is unconfirmed."""
-        return not self._gathered and not self._sent and not self._put_off
+        return not self._gathered and not self._sent and not self.put_off
 
     @property
     def unanswered(self) -> int:
         """Commands that wait to leave, or for their answers."""
-        return len(self._gathered) + len(self._sent) + len(self._put_off)
+        return len(self._gathered) + len(self._sent) + len(self.put_off)
 
     @property
     def waits(self) -> bool:
@@ -185,9 +185,9 @@ class Acks:
     def take(self, now_ms: int, out: CommandSink) -> None:
         """Send what was gathered or put off until now, of owners that are open on the link."""
         self._taken_ms = now_ms
-        for ack, at_ms in list(self._put_off.items()):
+        for ack, at_ms in list(self.put_off.items()):
             if at_ms <= now_ms and ack.owner.active:
-                del self._put_off[ack]
+                del self.put_off[ack]
                 self._send(ack, out)
         for place, ack in list(self._gathered.items()):
             if ack.owner.active:
@@ -234,7 +234,7 @@ class Acks:
             self.settle(ack, confirm)
         elif ack.ranges:
             ack.form, ack.then = ack.then, None
-            self._put_off[ack] = self._taken_ms  # due at once
+            self.put_off[ack] = self._taken_ms  # due at once
 
     def refused(self, ack: Ack, error: BrokerRefused, now_ms: int) -> None:
         """Send a refused acknowledgement again later or in halves, or settle its callers.
@@ -248,11 +248,11 @@ class Acks:
         if not ack.ranges:
             return  # all of it was delivered once more meanwhile
         if error.code in RETRYABLE:
-            self._put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
+            self.put_off[ack] = now_ms + (error.retry_ms or RETRY_MS)
         elif error.code == "unsupported" and not ack.without_level and ack.owner.takes_default():
             # The broker refused the level alone: the numbers go again at its default level.
             ack.without_level = True
-            self._put_off[ack] = now_ms
+            self.put_off[ack] = now_ms
         elif _count(ack.ranges) > 1:
             # A single number may be at fault: in halves the others are taken. A question, which the
             # broker confirms of numbers that are held and does no more, may come before the halves.
@@ -262,7 +262,7 @@ class Acks:
                 # halves would be taken for those deliveries.
                 ack.form, ack.then = question, ack.form
             for part in self._halves(ack):
-                self._put_off[part] = now_ms
+                self.put_off[part] = now_ms
         else:
             # A single number that the broker refuses for good.
             number, _ = ack.ranges[0]
@@ -278,13 +278,13 @@ class Acks:
         for ack in self._sent:
             if ack.owner is owner and _overlap(ack.ranges, numbers):
                 ack.again.update(numbers)
-        if self._put_off:
-            for ack in list(self._put_off):
+        if self.put_off:
+            for ack in list(self.put_off):
                 if ack.owner is owner and _overlap(ack.ranges, numbers):
                     ack.again.update(numbers)
                     self._leave_out(ack)
                     if not ack.ranges:
-                        del self._put_off[ack]  # _leave_out() has settled all of its callers
+                        del self.put_off[ack]  # _leave_out() has settled all of its callers
 
     def _leave_out(self, ack: Ack) -> None:
         """Take the numbers that were delivered once more (`again`) out of an acknowledgement.
@@ -334,19 +334,19 @@ class Acks:
 
     def link_down(self) -> None:
         """Let each owner decide whether its unconfirmed acknowledgements leave on the next link."""
-        pending = [*self._sent, *self._put_off]
+        pending = [*self._sent, *self.put_off]
         self._sent.clear()
-        self._put_off.clear()
+        self.put_off.clear()
         for ack in pending:
             if ack.owner.ack_lost(ack) and not ack.owner.ended:
-                self._put_off[ack] = 0  # due as soon as its owner is open on the next link
+                self.put_off[ack] = 0  # due as soon as its owner is open on the next link
         for place, ack in list(self._gathered.items()):
             if not ack.owner.ack_lost(ack):
                 del self._gathered[place]
 
     def forget(self, owner: AckOwner, error: MalamuteError) -> None:
         """Drop all acknowledgements of an owner that has ended; their callers get the error."""
-        books: tuple[dict[Any, Any], ...] = (self._gathered, self._sent, self._put_off)
+        books: tuple[dict[Any, Any], ...] = (self._gathered, self._sent, self.put_off)
         for book in books:
             for place, ack in [(place, ack) for place, ack in _acks(book) if ack.owner is owner]:
                 del book[place]
@@ -354,12 +354,12 @@ class Acks:
 
     def fail_all(self, error: MalamuteError) -> None:
         """Drop all acknowledgements: the session has ended, and their callers get the error."""
-        for book in (self._gathered, self._sent, self._put_off):
+        for book in (self._gathered, self._sent, self.put_off):
             for _, ack in _acks(book):
                 self.settle(ack, error)
         self._gathered.clear()
         self._sent.clear()
-        self._put_off.clear()
+        self.put_off.clear()
 
     def settle(self, ack: Ack, outcome: Any) -> None:
         """Give the callers of an acknowledgement its outcome: a Confirm, an error, or None.
@@ -380,7 +380,7 @@ class Acks:
     def next_wake(self) -> int | None:
         """Latest time of the next take(), for what was put off; None: no need."""
         at: int | None = None
-        for ack, wake in self._put_off.items():
+        for ack, wake in self.put_off.items():
             # Those that were due at the last take() have left then.
             if ack.owner.active and wake > self._taken_ms and (at is None or wake < at):
                 at = wake
@@ -531,8 +531,11 @@ class Acknowledging:
 
     def wake(self, now_ms: int) -> None:
         """Write the warnings that are due; take() does the rest."""
-        self.warnings.wake(now_ms)
+        if self.warnings.gathered:
+            self.warnings.wake(now_ms)
 
     def next_wake(self) -> int | None:
         """Latest time of the next wake() and take(); None: no need."""
+        if not self.acks.put_off and self.warnings.due_ms is None:
+            return None  # Asked in each step: as a rule there is nothing to ask further.
         return self.warnings.next_wake(self.acks.next_wake())

@@ -40,7 +40,7 @@ class Receivers:
         """The broker's, which deliveries are checked against."""
         self.again: dict[Opened, int] = {}
         """Receivers whose opening the broker put off, and the time to try again."""
-        self._left_out: dict[Opened, None] = {}
+        self.left_out: dict[Opened, None] = {}
         """Receivers that the present link began without."""
         self._arrived = arrived
         self._retry_min_ms = retry_min_ms
@@ -66,7 +66,7 @@ class Receivers:
         self.by_number.pop(opened.number, None)
         self._credit_due.pop(opened, None)
         self.again.pop(opened, None)
-        self._left_out.pop(opened, None)
+        self.left_out.pop(opened, None)
         self._struck.pop(opened, None)
         self._arrived[opened] = None  # its consumer learns that it has ended
         opened.over()
@@ -87,7 +87,7 @@ class Receivers:
         """End what was ending, and have all else opened again on the next link (link_up)."""
         self._credit_due.clear()
         self.again.clear()
-        self._left_out.clear()
+        self.left_out.clear()
         for opened in list(self.by_number.values()):
             opened.link_down()
             if opened.ending:
@@ -99,17 +99,17 @@ class Receivers:
         for opened in self.by_number.values():
             if opened.stands_still:
                 opened.left_out = True
-                self._left_out[opened] = None
+                self.left_out[opened] = None
             else:
                 commands.append(opened.open())
         return commands
 
     def reopen_times(self) -> Collection[int]:
         """Return the times at which reopenings() has something to do; 0: at once."""
-        if not self._left_out:
+        if not self.left_out:
             return self.again.values()
         # A call of its program has taken the mark `left_out` away: it is opened now.
-        return [*self.again.values(), *(0 for each in self._left_out if not each.left_out)]
+        return [*self.again.values(), *(0 for each in self.left_out if not each.left_out)]
 
     def reopenings(self, now_ms: int) -> list[Command]:
         """Return the commands that open what the broker had put off until now.
@@ -117,8 +117,8 @@ class Receivers:
         What the link began without is opened, too, once its program has made a call.
         """
         commands: list[Command] = []
-        for opened in [each for each in self._left_out if not each.left_out]:
-            del self._left_out[opened]
+        for opened in [each for each in self.left_out if not each.left_out]:
+            del self.left_out[opened]
             self.again[opened] = now_ms
         for opened, at_ms in list(self.again.items()):
             if now_ms >= at_ms:

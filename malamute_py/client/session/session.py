@@ -210,7 +210,8 @@ class Session:
                 # Not only when it leaves: a socket that takes nothing must gather no PINGs.
                 self._sent_ms = now_ms
             self._suspects.wake(now_ms - self.attempts.linked_ms)
-            self._commands += self.receivers.reopenings(now_ms)
+            if self.receivers.again or self.receivers.left_out:
+                self._commands += self.receivers.reopenings(now_ms)
 
     def _former_number(self) -> int:
         """Return the number that a replica had on its last link, for HELLO to ask for; -1: none.
@@ -248,10 +249,10 @@ class Session:
         else:  # LINKED
             assert self.welcome is not None
             at = min(
-                self._heard_ms + self.welcome.expiry_ms,
-                self._sent_ms + self._heartbeat_ms,
-                *self.receivers.reopen_times(),
-            )
+                self._heard_ms + self.welcome.expiry_ms, self._sent_ms + self._heartbeat_ms
+            )  # fmt: skip
+            if self.receivers.again or self.receivers.left_out:
+                at = min([at, *self.receivers.reopen_times()])
         for outgoing in self.outgoing:
             wake = outgoing.next_wake()
             if wake is not None and wake < at:

@@ -43,6 +43,6 @@ PLANTS: dict[str, Planted] = {
     ),
     "coming-forgotten": Planted(
         "work", "a mailbox's limit counts only what is in the log",
-        _coming_forgotten, codes("limit"), 120, 72,
+        _coming_forgotten, codes("limit"), 120, 340,
     ),
 }  # fmt: skip
