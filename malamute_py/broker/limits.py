@@ -54,6 +54,8 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one identity; 0: no bound but that of all identities together. See quotas.py."""
 
     links: int = 0
+    links_s: int = 0
+    """Links a second that are opened: by a user, or without a credential from an address."""
     streams: int = 0
     settings_bytes: int = 0
     """Bytes of the settings of its streams."""

@@ -37,6 +37,8 @@ EASED_PERCENT: Final = 90
 """Share of a quota: once an owner holds no more than this, its next refusal is logged again."""
 NAMELESS: Final = "~"
 """First character of holders without an identity, and of addresses as owners of their links."""
+LINE_MS: Final = 5_000
+"""The longest time after which a peer that found no place for its link is told to come again."""
 IDLE_OWNERS_MAX: Final = 1_024
 """Owners in the table from which on owners that hold nothing are looked for and forgotten."""
 
@@ -74,6 +76,36 @@ class Bucket:
         return self._level >= self.rate * 1_000
 
 
+class Line:
+    """A rate at which links are opened. Those that find no place are told to come one by one."""
+
+    __slots__ = ("_bucket", "_last_us")
+
+    def __init__(self, rate: int, now_ms: int) -> None:
+        """rate: links a second, at least 1."""
+        self._bucket = Bucket(rate, now_ms)
+        self._last_us = 0
+        """Time for which the last of those that found no place was told to come again."""
+
+    def enter(self, now_ms: int) -> int:
+        """Take a place; returns 0, or the milliseconds after which to come again.
+
+        Places are not kept: who comes then may find them taken by others.
+        """
+        if not self._bucket.wait_ms(now_ms):
+            self._bucket.spend(1)
+            return 0
+        now_us = now_ms * 1_000
+        self._last_us = max(self._last_us, now_us) + 1_000_000 // self._bucket.rate
+        if self._last_us > now_us + LINE_MS * 1_000:
+            self._last_us = now_us + 1_000  # As many as are told of one time already get it too.
+        return -(-(self._last_us - now_us) // 1_000)
+
+    def full(self, now_ms: int) -> bool:
+        """Whether none took a place lately, so that the line may be forgotten and made anew."""
+        return self._bucket.full(now_ms)
+
+
 class Usage:
     """The amounts that one owner, or one namespace, holds."""
 
@@ -84,6 +116,7 @@ class Usage:
         "counted",
         "held",
         "is_namespace",
+        "line",
         "messages_in",
         "metered",
         "owner",
@@ -108,6 +141,8 @@ class Usage:
         """Quotas that were logged as reached, and have not been eased since."""
         self._bytes = Bucket(quota.publish_bytes_s, now_ms) if quota.publish_bytes_s else None
         self._messages = Bucket(quota.messages_s, now_ms) if quota.messages_s else None
+        self.line = Line(quota.links_s, now_ms) if quota.links_s else None
+        """Where its new links wait for their turn; None: they have no bound in time."""
         self.messages_in = self.bytes_in = 0
         """Messages and their bytes that were taken, of a namespace or where there is a rate."""
         self.refused: dict[str, int] = {}
@@ -148,6 +183,8 @@ class Usage:
         if quota.messages_s != before.messages_s:
             rate = quota.messages_s
             self._messages = Bucket(rate, now_ms) if rate else None
+        if quota.links_s != before.links_s:
+            self.line = Line(quota.links_s, now_ms) if quota.links_s else None
         self.metered = self._is_metered()
         self.counted = self.metered or shared is not None
         self.told.clear()
@@ -182,7 +219,8 @@ class Usage:
     def idle(self, now_ms: int) -> bool:
         """Whether the owner may be forgotten: it holds nothing, and its rates are as at first."""
         return not any(self.held.values()) and all(
-            bucket is None or bucket.full(now_ms) for bucket in (self._bytes, self._messages)
+            bucket is None or bucket.full(now_ms)
+            for bucket in (self._bytes, self._messages, self.line)
         )
 
 
@@ -388,6 +426,27 @@ class Quotas:
         raise BrokerRefused(
             "wait", f"{usage.named} sends more than {usage.key(rate)} ({bound})", wait_ms
         )
+
+    def enter_line(self, owner: str) -> None:
+        """Count that an owner opens a link. Raises BrokerRefused `wait`: too many came lately.
+
+        owner: a user, or the address of peers without a credential. An identity that such a peer
+        asks for has no line of its own: it may ask for another each time.
+        """
+        now_ms = self._context.now_ms
+        usage = self.of(owner)
+        for each in (usage, usage.shared):  # The namespace's places are for those with their own.
+            if each is None or each.line is None:
+                continue
+            if "links_s" in each.told and each.line.full(now_ms):
+                each.told.discard("links_s")
+            wait_ms = each.line.enter(now_ms)
+            if wait_ms:
+                self._note(each, "links_s", each.quota.links_s)
+                who = f"address {owner[1:]}" if each.owner[:1] == NAMELESS else each.named
+                bound = f"{each.key('links_s')} ({each.quota.links_s})"
+                reason = f"more links a second come from {who} than {bound}"
+                raise BrokerRefused("wait", reason, wait_ms)
 
     def check_total(self, resource: str, amount: int, bound: int, key: str, asker: str) -> None:
         """Check that all owners together may have so much more. Raises BrokerRefused `limit`."""

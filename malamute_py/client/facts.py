@@ -117,7 +117,7 @@ class UserFacts(Facts, frozen=True, kw_only=True):
     """Namespace of the user; empty: none."""
 
 
-RATES: Final = ("publish_bytes_s", "messages_s")
+RATES: Final = ("publish_bytes_s", "messages_s", "links_s")
 """Quotas that bound a rate: nothing of them is held."""
 
 

@@ -278,6 +278,7 @@ class QuotasSection(Section, frozen=True):
     """
 
     links: MaybeCount = 10_000
+    links_s: MaybeCount = 200
     streams: MaybeCount = 10_000
     settings_bytes: MaybeCount = 4 << 20
     rings: MaybeCount = 128

@@ -397,7 +397,7 @@ bytes_in -> bytes_total | Bytes of the records, messages and requests that were 
 NAMESPACE_LIMIT: Final = Metric(
     PREFIX + "namespace_limit", "gauge",
     "How much the users of a namespace may have together of a resource with a quota; of "
-    "messages_s and publish_bytes_s how much in a second.", ("namespace", "resource"),
+    "links_s, messages_s and publish_bytes_s how much in a second.", ("namespace", "resource"),
 )  # fmt: skip
 NAMESPACE_LIMIT_USED: Final = Metric(
     PREFIX + "namespace_limit_used", "gauge",

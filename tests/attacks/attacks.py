@@ -15,6 +15,7 @@ import signal
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -51,6 +52,25 @@ def routing_ids(aim: Aim) -> None:
         aim.peer().close()
         for each in claimed:
             each.close()
+
+
+@attack(1_500, keeps=64 * MIB, settings=("quotas.links_s=200",))
+def links_without_end(aim: Aim) -> None:
+    """Clients that come without end, each with an identity, an inbox and a request."""
+    inbox, request = wire.OpenInbox(1, "", 9, 9), wire.Request("unserved", 1)
+    content = encode([b"x"])
+    kept: deque[Raw] = deque()
+    while aim.more():
+        begins = wire.Hello((1, 1), aim.chance.randbytes(16), f"id-{aim.round}")
+        data = message(encode_message([begins, inbox])) + message(
+            encode_message([request], [content])
+        )
+        with contextlib.suppress(OSError):
+            kept.append(Raw(aim, GREETING + ready(), data))
+        if len(kept) > 800:
+            kept.popleft().close()
+    for each in kept:
+        each.close()
 
 
 @attack(20)

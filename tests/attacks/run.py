@@ -32,8 +32,9 @@ from tests.attacks.attacks import ATTACKS
 from tests.fuzz.live import Broker, own_errors
 from tests.server.peer import RawPeer
 
-SETTINGS: Final = ("log.level=warning", "log.form=json")
-"""Settings of the broker; all others have their defaults."""
+SETTINGS: Final = ("log.level=warning", "log.form=json", "quotas.links_s=0")
+"""Settings of the broker; all others have their defaults. An attack has no rate of links, as one
+from many addresses has none."""
 OTHER_BYTES: Final = 128 * MIB
 """Bytes that an attack may add besides unread ones: hot windows, outboxes, a message of
 batch_bytes_max in several forms, and what comes between two looks of the guard."""

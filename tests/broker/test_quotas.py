@@ -12,8 +12,8 @@ import pytest
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_py.broker.context import QUESTIONS_AT_ONCE
-from malamute_py.broker.limits import Quota
-from malamute_py.broker.quotas import Bucket, Quotas
+from malamute_py.broker.limits import Namespace, Quota
+from malamute_py.broker.quotas import LINE_MS, Bucket, Quotas
 from malamute_py.broker.ready import IndexAnswer
 from tests.broker.post import Post
 
@@ -602,6 +602,51 @@ def test_a_rate_of_links_without_identity_is_that_of_their_address() -> None:
     assert [[one.code for one in refused(box, link)] for link in (10, 11, 20)] == [
         ["wait"], ["wait", "wait"], ["wait"],
     ]  # fmt: skip
+
+
+def opened(box: Post, first: int, count: int, address: str) -> list[int]:
+    """Open links from an address, each with an identity of its own; return their retry times."""
+    waits = []
+    for link in range(first, first + count):
+        box.broker.came_from(link, address, box.now_ms)
+        box.hello(link, identity=f"id-{link}")
+        waits.append(sum(one.retry_ms for one in refused(box, link)))
+    return waits
+
+
+def test_links_that_an_address_opens_too_fast_wait_one_behind_the_other() -> None:
+    box = Post(quota=lambda name: Quota(links_s=10))
+    assert opened(box, 10, 10, "10.0.0.1") == [0] * 10
+    assert opened(box, 20, 3, "10.0.0.1") == [100, 200, 300], "names of their own are no help"
+    assert [one.code for one in refused(box, 20)] == ["wait"]
+    assert refused(box, 20)[0].reason == (
+        "more links a second come from address 10.0.0.1 than quotas.links_s (10)"
+    )
+    assert opened(box, 30, 10, "10.0.0.2") == [0] * 10, "another address has its own line"
+    box.wait(100)
+    assert opened(box, 40, 2, "10.0.0.1") == [0, 300]
+    assert box.broker._shard.counters["quota_links_s"] == 4
+
+
+def test_no_link_is_told_to_wait_for_longer_than_some_seconds() -> None:
+    box = Post(quota=lambda name: Quota(links_s=10))
+    waits = opened(box, 10, 200, "10.0.0.1")
+    assert max(waits) == LINE_MS
+    assert waits[10 + LINE_MS // 100] == 1, "the next ones come among those that were told before"
+
+
+def test_links_of_a_user_wait_in_a_line_of_their_own_and_in_that_of_the_namespace() -> None:
+    acme = Namespace(name="acme", prefix="acme.", quota=Quota(links_s=3))
+    box = Post(
+        quota=lambda name: Quota(links_s=2) if name else Quota(),
+        namespaces=(acme,),
+        namespace_of=lambda owner: acme if owner[:4] == "acme" else None,
+    )
+    waits: dict[str, list[int]] = {}
+    for link, user in enumerate(["acme.a", "acme.a", "acme.a", "acme.b", "acme.b", "other"], 10):
+        box.send(link, wire.Hello((1, 1), link.to_bytes(16, "big")), identity=user)
+        waits.setdefault(user, []).extend(one.retry_ms for one in refused(box, link))
+    assert waits == {"acme.a": [500], "acme.b": [334], "other": []}
 
 
 def test_what_the_log_has_of_links_without_identity_is_one_owners() -> None:

@@ -32,6 +32,7 @@ from tests.fuzz.messages import Messages, Step, View, read_steps
 SETTINGS: Final = (
     "limits.batch_bytes_max=1048576", "limits.record_bytes_max=524288",
     "journal.segment_bytes=4194304", "journal.ring_bytes=134217728", "log.level=warning",
+    "quotas.links_s=0",
 )  # fmt: skip
 QUIET_S: Final = 3.0
 _SETTLE_S: Final = 2.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -15,7 +16,7 @@ import zmq
 from malamute_protocol import commands as wire
 from malamute_protocol.encode import encode
 from malamute_protocol.errors import BrokerRefused
-from malamute_py import SyncClient, connect_sync
+from malamute_py import SyncClient, connect, connect_sync
 from tests.server.daemon import Daemon
 from tests.server.peer import RawPeer
 from tests.waiting import WAIT_S
@@ -151,3 +152,18 @@ def test_a_client_that_is_too_fast_for_its_rate_is_slowed_down_and_loses_nothing
         records = sum(len(batch) for batch in other.subscribe(
             "s", start="earliest", until="tail").batches())  # fmt: skip
         assert records == 3_001
+
+
+def test_clients_that_come_all_at_once_are_let_in_one_after_the_other(start: Any) -> None:
+    daemon = start(quotas__links_s=20)
+
+    async def come() -> dict[str, int]:
+        clients = await asyncio.gather(
+            *(connect(daemon.endpoint, identity=f"c{n}", timeout_ms=None) for n in range(60))
+        )
+        counters = (await clients[0].broker_info()).counters
+        await asyncio.gather(*(client.close() for client in clients))
+        return counters
+
+    counters = asyncio.run(asyncio.wait_for(come(), WAIT_S))
+    assert counters["quota_links_s"] >= 1

@@ -165,10 +165,12 @@ class Links:
         older = self._sessions.get(hello.session)
         refusal = self._fault_of(link, hello, version is not None, wanted, template)
         owner = link.credential or wanted
-        quota_owner = owner or (f"{NAMELESS}{link.address}" if link.address else "")
+        nameless = f"{NAMELESS}{link.address}" if link.address else ""
+        quota_owner = owner or nameless
         retry_ms = 0
         if refusal is None:
             try:
+                shard.quotas.enter_line(link.credential or nameless)
                 if older is None and (template or hello.identity not in self._identities):
                     # Otherwise it replaces a link that is counted already.
                     shard.quotas.check(quota_owner, "links")
@@ -180,8 +182,7 @@ class Links:
                 refusal, retry_ms = (error.code, error.reason), error.retry_ms
         if version is None or refusal is not None:
             assert refusal is not None
-            no_reference = 0
-            self.refuse(link, NUMBERS[Hello], no_reference, *refusal, retry_ms)
+            self.refuse(link, NUMBERS[Hello], 0, *refusal, retry_ms)  # 0: it has no reference
             self.close(link, "refused", *refusal)
             return
         if older is not None and older is not link:
