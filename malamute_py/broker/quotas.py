@@ -98,7 +98,7 @@ class Line:
         now_us = now_ms * 1_000
         self._last_us = max(self._last_us, now_us) + 1_000_000 // self._bucket.rate
         if self._last_us > now_us + LINE_MS * 1_000:
-            self._last_us = now_us + 1_000  # As many as are told of one time already get it too.
+            self._last_us = now_us + 1_000  # The line is full: from here on two come at a time.
         return -(-(self._last_us - now_us) // 1_000)
 
     def full(self, now_ms: int) -> bool:

@@ -576,7 +576,7 @@ class LoopLink:
             if wait_ms is None or left_ms is None:
                 await waker.wait()
                 continue
-            # A timer of its own for each wait: asyncio.timeout() costs three times as much.
+            # A timer of its own for each wait: asyncio.timeout() costs twice as much.
             timer = self.loop.call_later(max(0, left_ms) / 1000, waker.set)
             try:
                 await waker.wait()
