@@ -142,7 +142,7 @@ def test_a_planted_bug_is_found(
 ) -> None:
     plant(monkeypatch)
     with pytest.raises(Found):
-        run_all(range(5))
+        run_all(range(12))
 
 
 @pytest.mark.slow
