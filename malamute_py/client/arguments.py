@@ -302,6 +302,8 @@ def _is_sequence(value: Any) -> bool:
 
 def several(name: str, value: Any) -> Any:
     """A sequence of bodies that can be cut. Raises LocalProtocolError `bad_batch`: it is none."""
+    if type(value) is list:
+        return value
     if not _is_sequence(value):
         raise wrong(name, value, f"a sequence of bytes, not a {type(value).__name__}", "bad_batch")
     return _by_place(value)

@@ -19,7 +19,7 @@ from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import BrokerRefused, MalamuteError
 from malamute_py.client.aio.link import AsyncVerbs, LoopLink
 from malamute_py.client.aio.tables import Tables
-from malamute_py.client.arguments import name_of
+from malamute_py.client.arguments import NAMES, name_of
 from malamute_py.client.engine.waits import PUBLISHED, WINDOW
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import (
@@ -269,7 +269,8 @@ class PublishVerbs(AsyncVerbs):
 
         kind: its class; None: the plain one. A traced client has another.
         """
-        name_of("stream", stream)
+        if type(stream) is not str or stream not in NAMES:
+            name_of("stream", stream)
         kind = BulkPublisher if kind is None else kind
         return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
 

@@ -200,8 +200,8 @@ class Bulk:
             self._columns["subject"] = column_of("subjects", subjects, len(bodies))
         else:
             self._whole["subject"] = subject if subject is None else subject_of(subject)
-        unknown = options.keys() - _BULK_OPTIONS
-        if unknown:
+        if not options.keys() <= _BULK_OPTIONS:
+            unknown = options.keys() - _BULK_OPTIONS
             known = ", ".join(sorted(_BULK_OPTIONS))
             raise LocalProtocolError(
                 "bad_setting", f"there is no option {min(unknown)!r}; known are {known}"

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 
 from malamute_protocol.commands import Confirm, Level
 from malamute_protocol.errors import MalamuteError
-from malamute_py.client.arguments import name_of
+from malamute_py.client.arguments import NAMES, name_of
 from malamute_py.client.engine.waits import PUBLISHED, WINDOW
 from malamute_py.client.position import Confirmation
 from malamute_py.client.session.calls import (
@@ -262,7 +262,8 @@ class SyncPublishVerbs(SyncVerbs):
 
         kind: its class; None: the plain one. A traced client has another.
         """
-        name_of("stream", stream)
+        if type(stream) is not str or stream not in NAMES:
+            name_of("stream", stream)
         kind = SyncBulkPublisher if kind is None else kind
         return kind(self._link, stream, level_number(confirm), keep, timeout_ms)
 
