@@ -1,0 +1,119 @@
+"""Make calls of one version of the code when told to, for versions.py.
+
+A process of its own, which runs this file by its path over the packages of that version. The rule:
+it uses nothing of the repository but what every version has: the command `broker` and the client's
+public calls. It reads lines `CALL SECONDS`, answers each by a line of JSON, and ends with its
+input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BODY = b"x" * 140
+MANY = [BODY] * 1_000
+TRIES = 100
+END_S = 20.0
+
+
+class Call(NamedTuple):
+    """A kind of call: by how many tasks, how many records or messages each, and what it does."""
+
+    tasks: int
+    records: int
+    what: str
+    make: Callable[[Any], Awaitable[Any]]
+
+
+CALLS = {
+    "publish": Call(64, 1, "publish() by 64 tasks", lambda c: c.publish("s", BODY)),
+    "publish-lone": Call(1, 1, "one publish() at a time", lambda c: c.publish("s", BODY)),
+    "bulk": Call(8, len(MANY), "publish_many() by 8 tasks", lambda c: c.publish_many("s", MANY)),
+    "send": Call(64, 1, "send() by 64 tasks", lambda c: c.send("m", BODY)),
+    "request": Call(64, 1, "request() by 64 tasks", lambda c: c.request("svc", BODY)),
+    "request-lone": Call(1, 1, "one request() at a time", lambda c: c.request("svc", BODY)),
+}
+
+
+async def load(client: Any, call: Call, seconds: float) -> tuple[float, float]:
+    """Make calls for so long; returns records a second, and microseconds of this process each."""
+    end, done = time.perf_counter() + seconds, 0
+
+    async def work() -> None:
+        nonlocal done
+        while time.perf_counter() < end:
+            await call.make(client)
+            done += call.records
+
+    began, used = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(work() for _ in range(call.tasks)))
+    used = time.process_time() - used
+    return done / (time.perf_counter() - began), used / done * 1e6
+
+
+async def serve(endpoint: str) -> None:
+    """Connect a client and a worker, and make the calls that are asked for."""
+    from malamute_py import connect
+
+    for attempt in range(TRIES):
+        try:
+            client = await connect(endpoint, identity="caller", timeout_ms=3_000)
+            break
+        except Exception:  # of that version
+            if attempt == TRIES - 1:
+                raise
+            await asyncio.sleep(0.1)
+    worker = await connect(endpoint, identity="worker", timeout_ms=3_000)
+
+    @worker.serve("svc")
+    async def answer(request: Any) -> bytes:
+        body: bytes = request.body
+        return body
+
+    working = asyncio.ensure_future(worker.run())
+    await client.request("svc", BODY)
+    print(json.dumps({"serves": endpoint}), flush=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        name, seconds = line.split()
+        rate, client_us = await load(client, CALLS[name], float(seconds))
+        print(json.dumps({"calls_s": rate, "client_us": client_us}), flush=True)
+    working.cancel()
+    await client.close()
+    await worker.close()
+
+
+def serve_version() -> None:
+    import malamute_py
+
+    code = Path(sys.argv[1])
+    if not Path(malamute_py.__file__).is_relative_to(code):
+        raise SystemExit(f"the code of {malamute_py.__file__} would be measured, not of {code}")
+    with socket.socket() as finder:
+        finder.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{finder.getsockname()[1]}"
+    with tempfile.TemporaryDirectory(prefix="versions-") as directory:
+        broker = subprocess.Popen(
+            [sys.executable, "-P", "-m", "malamute_py.cli", "broker", "--listen", endpoint,
+             "--data", f"{directory}/data", "--set", "journal.ring_bytes=1073741824",
+             "--set", "log.level=warning"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            asyncio.run(serve(endpoint))
+        finally:
+            broker.terminate()
+            broker.wait(END_S)
+
+
+if __name__ == "__main__":
+    serve_version()
