@@ -48,9 +48,6 @@ class GroupState:
     done: set[int] = field(default_factory=set)
     tries: dict[int, int] = field(default_factory=dict)
     """Record -> attempts that have ended."""
-    dying: set[int] = field(default_factory=set)
-    """Records whose attempts were used up before the bound was edited: each is dead, or lives on
-    where the broker had not buried it yet."""
     counted: bool = True
     """Attempts were counted from the start, or the reset, on."""
 
@@ -59,7 +56,6 @@ class GroupState:
         self.start = start
         self.done.clear()
         self.tries.clear()
-        self.dying.clear()
         self.counted = bool(self.settings["attempts_max"])
 
 
@@ -125,7 +121,6 @@ class ResetsModel:
             for group in stream.groups.values():
                 group.start = min(group.start, end)
                 group.done &= left
-                group.dying &= left
                 group.tries = {at: times for at, times in group.tries.items() if at in left}
             for name, next in stream.cursors.items():
                 stream.cursors[name] = min(next, end)
@@ -150,15 +145,11 @@ class ResetsModel:
         """Return the records that have to come to a member, in the order of offsets."""
         return [one for one in self.visible(group)[group.start :] if one not in group.done]
 
-    def position(self, group: GroupState, *, at_most: bool = False) -> int:
-        """Return the first offset that is neither done nor passed over.
-
-        at_most: where all are dead that may be.
-        """
+    def position(self, group: GroupState) -> int:
+        """Return the first offset that is neither done nor passed over."""
         log = self.log
-        over = group.done | group.dying if at_most else group.done
         next = group.start
-        while next < len(log) and log[next] in over:
+        while next < len(log) and log[next] in group.done:
             next += 1
         return next
 
@@ -189,30 +180,16 @@ class ResetsModel:
             raise Violation("two_hands", f"{what}, which link {holder} holds")
         if group.counted and attempts != group.tries.get(record, 0) + 1:
             raise Violation("attempts", f"{what}: {attempts}, after {group.tries.get(record, 0)}")
-        group.dying.discard(record)
 
     def returned(self, group: GroupState, record: int) -> None:
         """Count an attempt that has ended."""
         if group.settings["attempts_max"]:
             group.tries[record] = group.tries.get(record, 0) + 1
 
-    def _used_up(self, group: GroupState) -> list[int]:
-        """Return the records whose attempts are used up."""
-        most = group.settings["attempts_max"]
-        return [one for one in self.owed(group) if most and group.tries.get(one, 0) >= most]
-
     def bury(self, group: GroupState) -> None:
         """Let the records die whose attempts are used up."""
-        for record in self._used_up(group):
-            group.done.add(record)
-            group.tries.pop(record, None)
-
-    def bound_edited(self, group: GroupState) -> None:
-        """Take note that the bound of attempts is about to be another one."""
-        group.dying.update(self._used_up(group))
-
-    def stands(self, group: GroupState, next: int) -> None:
-        """Take note that a group stands at an offset: what may have died before it is dead."""
-        dead = group.dying.intersection(self.log[:next])
-        group.done |= dead
-        group.dying -= dead
+        most = group.settings["attempts_max"]
+        for record in self.owed(group):
+            if most and group.tries.get(record, 0) >= most:
+                group.done.add(record)
+                group.tries.pop(record, None)

@@ -533,7 +533,7 @@ class ResetsRun:
         else:
             return
         if kind == "group" and stream is not None:
-            self.model.bound_edited(stream.groups[name])
+            self.model.bury(stream.groups[name])  # by the bound that holds until now
         settings.edit(given, replace=replace)
         if kind == "group" and stream is not None:
             group = stream.groups[name]
@@ -574,7 +574,7 @@ class ResetsRun:
                 continue
             self.model.bury(group)
             held = {one for link in self._seated(name) for one in self.seats[link].held}
-            missing = [one for one in self.model.owed(group) if one not in held | group.dying]
+            missing = [one for one in self.model.owed(group) if one not in held]
             if missing:
                 raise Violation("lost", f"records {missing[:5]} never come to group {name}")
         self._hear_reader()
@@ -621,10 +621,9 @@ class ResetsRun:
         group = stream.groups[seat.group]
         least = self.model.position(group)
         self.model.bury(group)
-        wanted = self.model.position(group, at_most=True)
+        wanted = self.model.position(group)
         if not least <= command.next <= wanted:
             raise Violation("start", f"link {link} begins at {command.next}, not {wanted}")
-        self.model.stands(group, command.next)
         seat.within = True
         if seat.seen is not None:
             to = self.model.rewound(seat.seen.uuid, seat.seen.epoch, seat.seen.next)
@@ -678,8 +677,8 @@ class ResetsRun:
             if told["next"] != cursor:
                 raise Violation("done_before", f"cursor {name} is at {told['next']}, not {cursor}")
 
-    def _positions(self, group: GroupState) -> tuple[int, int, int]:
+    def _positions(self, group: GroupState) -> tuple[int, int]:
         """Return where a group may stand: records may be dying that no member has met."""
         found, dying = self.model.position(group), deepcopy(group)
         self.model.bury(dying)
-        return found, self.model.position(dying), self.model.position(dying, at_most=True)
+        return found, self.model.position(dying)
