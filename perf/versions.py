@@ -17,16 +17,19 @@ import os
 import statistics
 import subprocess
 import sys
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from malamute_py.demo.daemon import Daemon
 from perf.versions_side import CALLS
 
 PAIRS = 15
 SLICE_S = 0.3
 """Seconds of calls of one version, before the other has its turn."""
-END_S = 30.0
+SETTINGS = ("journal.ring_bytes=1073741824", "log.level=warning")
 
 
 class Rates(NamedTuple):
@@ -60,28 +63,18 @@ def outcome(old: Rates, new: Rates) -> Outcome:
 
 
 class Side:
-    """One version: a process that has its broker and a client, and makes calls when told to."""
+    """One version: the process with its client, which makes calls when told to."""
 
-    def __init__(self, code: Path) -> None:
-        """code: the folder. Raises SystemExit: it has no code, or its broker cannot start."""
-        if not (code / "malamute_py").is_dir():
-            raise SystemExit(f"{code} is no folder with the code: it has no malamute_py")
-        own = code / ".venv" / "bin" / "python"
-        program = Path(__file__).with_name("versions_side.py")
-        paths = os.pathsep.join([str(code), str(code / "protocol")])
-        self._process = subprocess.Popen(
-            [str(own if own.exists() else sys.executable), "-P", str(program), str(code)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": paths},
-        )  # fmt: skip
-        self.code = code
-        self._answer()  # its broker serves
+    def __init__(self, code: Path, process: subprocess.Popen[str]) -> None:
+        self._code = code
+        self._process = process
+        self._answer()  # it is connected
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the program of {self.code} ended: see above")
+            raise SystemExit(f"the program of {self._code} ended: see above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -93,13 +86,28 @@ class Side:
         answer = self._answer()
         return float(answer["calls_s"]), float(answer["client_us"])
 
-    def close(self) -> None:
-        """End the process and its broker."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(END_S)
-        self._process.stdout.close()
+
+@contextmanager
+def running(code: Path, directory: Path) -> Iterator[Side]:
+    """Run a version's broker and client; both end with the block.
+
+    code: its folder. directory: for the broker's data and log. Raises SystemExit: there is no code,
+    or the client ended; DaemonFailed: the broker did.
+    """
+    if not (code / "malamute_py").is_dir():
+        raise SystemExit(f"{code} is no folder with the code: it has no malamute_py")
+    own = code / ".venv" / "bin" / "python"
+    paths = os.pathsep.join([str(code), str(code / "protocol")])
+    python = ["env", f"PYTHONPATH={paths}", str(own if own.exists() else sys.executable), "-P"]
+    side = Path(__file__).with_name("versions_side.py")
+    with (
+        Daemon(directory, SETTINGS, [*python, "-m", "malamute_py.cli"]) as broker,
+        subprocess.Popen(
+            [*python, str(side), str(code), broker.endpoint],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        ) as process,
+    ):  # fmt: skip
+        yield Side(code, process)
 
 
 def compare(old: Side, new: Side, call: str, pairs: int, seconds: float) -> tuple[Rates, Rates]:
@@ -132,11 +140,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.pairs < 2:
         parser.error("two pairs are the least that have quartiles")
-    with ExitStack() as running:
-        before = Side(args.old.resolve())
-        running.callback(before.close)
-        after = Side(args.new.resolve())
-        running.callback(after.close)
+    with (
+        tempfile.TemporaryDirectory(prefix="versions-") as data,
+        running(args.old.resolve(), Path(data, "old")) as before,
+        running(args.new.resolve(), Path(data, "new")) as after,
+    ):
         if not args.json:
             print(f"{'':12} {'old/s':>11} {'new/s':>11}  ratio (quartiles)    client's us a call")
         for call in args.calls:

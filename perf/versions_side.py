@@ -1,19 +1,15 @@
 """Make calls of one version of the code when told to, for versions.py.
 
 A process of its own, which runs this file by its path over the packages of that version. The rule:
-it uses nothing of the repository but what every version has: the command `broker` and the client's
-public calls. It reads lines `CALL SECONDS`, answers each by a line of JSON, and ends with its
-input.
+it uses nothing of the repository but the client's public calls, which every version has. It reads
+lines `CALL SECONDS`, answers each by a line of JSON, and ends with its input.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,8 +17,6 @@ from typing import Any, NamedTuple
 
 BODY = b"x" * 140
 MANY = [BODY] * 1_000
-TRIES = 100
-END_S = 20.0
 
 
 class Call(NamedTuple):
@@ -64,15 +58,8 @@ async def serve(endpoint: str) -> None:
     """Connect a client and a worker, and make the calls that are asked for."""
     from malamute_py import connect
 
-    for attempt in range(TRIES):
-        try:
-            client = await connect(endpoint, identity="caller", timeout_ms=3_000)
-            break
-        except Exception:  # of that version
-            if attempt == TRIES - 1:
-                raise
-            await asyncio.sleep(0.1)
-    worker = await connect(endpoint, identity="worker", timeout_ms=3_000)
+    client = await connect(endpoint, identity="caller")
+    worker = await connect(endpoint, identity="worker")
 
     @worker.serve("svc")
     async def answer(request: Any) -> bytes:
@@ -92,28 +79,14 @@ async def serve(endpoint: str) -> None:
     await worker.close()
 
 
-def serve_version() -> None:
+def serve_version(code: str, endpoint: str) -> None:
+    """Serve with the client of this version. Raises SystemExit: another one would be measured."""
     import malamute_py
 
-    code = Path(sys.argv[1])
     if not Path(malamute_py.__file__).is_relative_to(code):
         raise SystemExit(f"the code of {malamute_py.__file__} would be measured, not of {code}")
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        endpoint = f"tcp://127.0.0.1:{finder.getsockname()[1]}"
-    with tempfile.TemporaryDirectory(prefix="versions-") as directory:
-        broker = subprocess.Popen(
-            [sys.executable, "-P", "-m", "malamute_py.cli", "broker", "--listen", endpoint,
-             "--data", f"{directory}/data", "--set", "journal.ring_bytes=1073741824",
-             "--set", "log.level=warning"],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        try:
-            asyncio.run(serve(endpoint))
-        finally:
-            broker.terminate()
-            broker.wait(END_S)
+    asyncio.run(serve(endpoint))
 
 
 if __name__ == "__main__":
-    serve_version()
+    serve_version(*sys.argv[1:])

@@ -34,8 +34,11 @@ def test_a_difference_is_told_where_the_quartiles_are_on_one_side(
 
 
 def test_a_folder_without_the_code_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="is no folder with the code"):
-        versions.Side(tmp_path)
+    with (
+        pytest.raises(SystemExit, match="is no folder with the code"),
+        versions.running(tmp_path, tmp_path / "data"),
+    ):
+        pass
 
 
 @pytest.mark.moderate
