@@ -65,7 +65,7 @@ EVENTS: Final = (
     Event("malformed", "warning", "a peer broke the protocol"),
     Event("link_opened", "info", "a session began"),
     Event("link_closed", "info warning", "a session ended, and why"),
-    Event("quota_reached", "warning", "an identity has what `[quotas]` gives it of a resource (`rate`: it sends faster); said again once a tenth of it was given back. Raise it in `[quotas.identities]`, or find out which program it is"),
+    Event("quota_reached", "warning", "an identity has what `[quotas]` gives it of a resource (`rate`: it sends faster; `links_s`: it opens links faster); said again once a tenth of it was given back, of `links_s` after a second without. Raise it in `[quotas.identities]`, or find out which program it is"),
     Event("identity_taken", "warning", "a second client has the identity; the first one was fenced"),
     Event("forbidden", "warning", "an identity was refused what it may not do: by which `command`; `reason` says what. `malamute who-can` tells who may"),
     Event("administered", "info", "an identity (`by`) changed what others use: `command` and what it was about"),

@@ -63,8 +63,6 @@ class Pacing:
         """Processor time of the thread beyond which the turn is the longest so far, or a long one;
         the first turn is neither."""
         self._notable_turn_ns = 0
-        self._is_calm = False
-        """Whether messages are taken up for the usual time, as nothing took long lately."""
 
     def note_work(self, ns: int) -> None:
         """Note the processor time of the work for readers and queues in one step of a turn."""
@@ -92,7 +90,8 @@ class Pacing:
         if self.work_waits:
             self.work_waits -= 1
         if (
-            self._is_calm and commands <= 1 and not shared
+            self.take_ns == self.aside_ns == self.take_most_ns and not self.was_costly
+            and commands <= 1 and not shared
             and worked_ns < self._notable_ns and worked_ns < self._ended_ns + self.take_most_ns
         ):  # fmt: skip
             # The turn of a lone message, which changes nothing: most turns of an idle broker.
@@ -125,7 +124,6 @@ class Pacing:
         elif self.take_ns < self.take_most_ns:
             self.take_ns = min(self.take_ns + self.take_ns // 8, self.take_most_ns)
         self.aside_ns = max(self.take_ns, min(shares_ns // _ASIDE_PART, self.turn_ns * 2))
-        self._is_calm = self.take_ns == self.aside_ns == self.take_most_ns and not self.was_costly
         if worked_ns > self._notable_ns:
             took_us = (worked_ns - self._ended_ns) // 1_000
             self.longest_us = max(self.longest_us, took_us)

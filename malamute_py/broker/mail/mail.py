@@ -106,7 +106,7 @@ class Mail:
         """Time at which `tick` has something to do; None: no timer is set."""
         due_ms: int | None = None
         for schedule in self._schedules:
-            at_ms = schedule.due_ms if schedule.at else None
+            at_ms = schedule.due_ms
             if at_ms is not None and (due_ms is None or at_ms < due_ms):
                 due_ms = at_ms
         return due_ms

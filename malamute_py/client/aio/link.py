@@ -573,7 +573,7 @@ class LoopLink:
         until_ms = clock_ms() + (wait_ms or 0)
         while not ready():
             waker = self._arrival(opened)
-            if wait_ms is None or left_ms is None:
+            if left_ms is None:
                 await waker.wait()
                 continue
             # A timer of its own for each wait: asyncio.timeout() costs twice as much.
