@@ -14,23 +14,32 @@ from perf.versions import Outcome, Rates, outcome
 ROOT = Path(versions.__file__).parents[1]
 
 
+def rates(*calls_s: float) -> Rates:
+    return Rates(list(calls_s), [], [])
+
+
 def test_the_ratio_is_that_of_pairs_and_not_of_the_two_medians() -> None:
-    slowing = Rates([100.0, 10.0, 1.0], [])
-    assert outcome(slowing, Rates([50.0, 5.0, 0.5], [])) == Outcome(0.5, 0.5, 0.5)
+    half = rates(100, 10, 1), rates(50, 5, 0.5)
+    assert outcome([half, half]) == Outcome(0.5, 0.5, 0.5, 0)
+
+
+def test_a_start_counts_once_however_many_pairs_it_has() -> None:
+    """One start of the same code is faster than another, for as long as it runs."""
+    starts = [(rates(1, 1, 1, 1), rates(3, 3, 3, 3)), (rates(1), rates(1)), (rates(1), rates(1))]
+    assert outcome(starts) == Outcome(1, 1, 2, 1 / 3)
 
 
 @pytest.mark.parametrize(
-    ("found", "words"),
+    ("faster", "words"),
     [
-        (Outcome(1.0, 0.9, 1.1), "no difference shown"),
-        (Outcome(0.8, 0.7, 0.99), "slower"),
-        (Outcome(1.2, 1.01, 1.3), "faster"),
+        (0, "slower"), (1 / 8, "slower"), (2 / 8, "no difference shown"),
+        (6 / 8, "no difference shown"), (7 / 8, "faster"), (1, "faster"),
     ],
-)
-def test_a_difference_is_told_where_the_quartiles_are_on_one_side(
-    found: Outcome, words: str
+)  # fmt: skip
+def test_a_difference_is_told_where_seven_of_eight_starts_have_it(
+    faster: float, words: str
 ) -> None:
-    assert found.words == words
+    assert Outcome(1, 1, 1, faster).words == words
 
 
 def test_a_folder_without_the_code_is_named(tmp_path: Path) -> None:
@@ -47,11 +56,12 @@ def test_a_version_beside_itself(
 ) -> None:
     monkeypatch.setattr(
         sys, "argv",
-        ["versions", str(ROOT), str(ROOT), "--calls", "request", "bulk", "--pairs", "2",
-         "--seconds", "0.05", "--json"],
+        ["versions", str(ROOT), str(ROOT), "--calls", "request", "bulk", "--starts", "2",
+         "--pairs", "1", "--seconds", "0.05", "--pause", "0", "--json"],
     )  # fmt: skip
     versions.main()
     request, bulk = map(json.loads, capsys.readouterr().out.splitlines())
     assert (request["call"], bulk["call"]) == ("request", "bulk")
     assert min(*bulk["calls_s"], *bulk["client_us"], bulk["ratio"]) > 0
+    assert len(bulk["broker_us"]) == 2
     assert bulk["quartiles"][0] <= bulk["ratio"] <= bulk["quartiles"][1]
