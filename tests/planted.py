@@ -97,11 +97,11 @@ def confirmed_early() -> None:
     since_ms = [0]
 
     def early(self: Publishing, link: Any, command: Any, stream: Any, frame: Any) -> None:
-        before = self._queue[:]
+        before = self.queue[:]
         publish(self, link, command, stream, frame)
-        if len(self._queue) == len(before):
+        if len(self.queue) == len(before):
             return
-        pending = self._queue[-1]
+        pending = self.queue[-1]
         waiter, pending.waiter = pending.waiter, None
         if not before:
             since_ms[0] = self._shard.now_ms

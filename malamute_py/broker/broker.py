@@ -568,8 +568,7 @@ class Broker:
 
         Each bundle is answered before the next call.
         """
-        if self.has_work:
-            self._work()
+        self._work()
         return self.take_outgoing()
 
     @property
@@ -580,19 +579,19 @@ class Broker:
     def take_outgoing(self) -> Ready:
         """Return what is to be done now, without _work(): what peers wait for goes first."""
         shard, on_demand, groups = self._shard, self._on_demand.turns, self._groups.reader.turns
-        if (
-            self._reception.acks
-            and self._steps.idle
-            and not self._links.dirty
-            and not self._services.runnable
-        ):
+        links, steps, delivery = self._links, self._steps, self._delivery
+        acks = self._reception.acks
+        if acks and steps.idle and not links.dirty and not self._services.runnable:
             # No client waits for these acknowledgements: they are taken when all else is done.
             self._reception.take_acks()
-        if self._links.ended:
+        if links.ended:
             self._forget_ended_links()
-        appends = self._appends()
-        sends, closes = self._links.outgoing()
-        self._delivery.sent()
+        # A call that would return nothing is left out: this is called several times a command.
+        waits = self._publishing.queue or self._compaction.queue or not steps.idle
+        appends = self._appends() if waits else []
+        sends, closes = links.outgoing() if any(links.leaving) else ([], [])
+        if delivery.given:
+            delivery.sent()
         events, shard.events = shard.events, []
         # Rings, appends, sends, reads, queries, bodies, closes, trims, events.
         ready = Ready([], appends, sends, [], [], [], closes, [], events)
@@ -619,16 +618,18 @@ class Broker:
         """Do a bounded share of what can be done at once: each kind of serving has a turn."""
         while fallen := self._delivery.fallen:  # Subscriptions that are not live any more.
             self._lagging.consider(fallen.popleft())
-        self._delivery.give_waiting()
+        if self._delivery.waiting:
+            self._delivery.give_waiting()
         if self._on_demand.turns.runnable:
             self._on_demand.serve()
         if self._groups.reader.turns.runnable:
             self._groups.reader.serve()
         if self._services.runnable:
             self._services.hand_out()
-        if self._mail.runnable:
+        if any(self._mail.queues) and self._mail.runnable:
             self._mail.deliver()
-        self._pages.work()
+        if self._pages.queue.waiting:
+            self._pages.work()
         if self._matching.queue or self._matching.remains.parts:
             # Matching comes last: readers whose batch is matched are served in the next turn.
             self._matching.work()

@@ -194,8 +194,8 @@ class Loop:
         self._now_ms = now_ms
         if skipped_ms > _SKIPPED_MS:
             self._core.skipped(skipped_ms, now_ms)
-        began = self._meter()
         inbound, pacing = self._inbound, self._pacing
+        pacing.began_ns = began = self._meter()
         inbound.begin(pacing, began)
         self._turn_until = began + pacing.turn_ns
         drained = local_drained = True  # the sockets, or those of local peers, are read empty
@@ -238,7 +238,9 @@ class Loop:
         self._busy = not drained or bool(inbound.queued)
         # Under a load that never ends, each peer still had its turn within a second, so that a
         # message that is partial then is truly partial.
-        if read or now_ms - self._drained_ms > 1000:
+        if read and now_ms < self._guard_at_ms and not inbound.ended and not inbound.cut_off:
+            self._drained_ms = now_ms  # Nothing came or went: most turns.
+        elif read or now_ms - self._drained_ms > 1000:
             self._after_drain(now_ms, read, drained, local_drained)
         elif now_ms >= self._guard_at_ms and self._guard_is_due(now_ms):
             # What a connection sent that ended by itself is still taken up before its loss is told.
@@ -301,12 +303,11 @@ class Loop:
     def _timeout(self, now_ms: int) -> int:
         """Return how many milliseconds the loop may sleep at most."""
         at_ms = self._guard_at_ms
-        if self._wake_at_ms is not None:
-            at_ms = min(at_ms, self._wake_at_ms)
+        for due_ms in self._wake_at_ms, self._rings.sync_at_ms:
+            if due_ms is not None and due_ms < at_ms:
+                at_ms = due_ms
         if self._waiting:
             at_ms = min(at_ms, now_ms + _BLOCKED_POLL_MS)
-        if self._rings.sync_at_ms is not None:
-            at_ms = min(at_ms, self._rings.sync_at_ms)
         # A clock before 1970, for example, would ask for more than poll() can count.
         return max(0, min(at_ms - now_ms, _POLL_MS_MAX))
 
@@ -462,18 +463,18 @@ class Loop:
         What the core is told of it (that a batch was appended, say) may make it want more at once.
         A turn whose time is over leaves the rest to the next one.
         """
-        core, rings = self._core, self._rings
+        core, rings, pacing = self._core, self._rings, self._pacing
         # Whether a peer waits for a ring's sync: at the broker's end one waits for each.
         hurries = (lambda ring: True) if self._finishing else core.hurries
         for step in range(_STEPS_MAX):
-            if step == 1 and core.has_work:
+            if (has_work := core.has_work) and step == 1:
                 # The disk works meanwhile. Without other work it has to wait: its thread would ask
                 # for the interpreter while the loop still has a little to do.
                 rings.sync(hurries, now_ms)
-            if core.has_work and (step or not self._pacing.work_waits):
-                began = self._pacing.worked()
+            if has_work and (step or not pacing.work_waits):
+                began = self._meter()
                 ready = core.take_ready()
-                self._pacing.note_work(self._pacing.worked() - began)
+                pacing.note_work(began, self._meter())
             else:
                 ready = core.take_outgoing()
             for name, settings in ready.rings:

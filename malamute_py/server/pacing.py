@@ -57,6 +57,8 @@ class Pacing:
         self.longest_us = 0
         """Processor time of the longest turn so far."""
         self.worked = worked
+        self.began_ns = 0
+        """Time at which the turn began, by the meter: no time of a processor."""
         self._ended_ns = 0
         """Processor time that the thread had used when the last turn ended."""
         self._notable_ns = sys.maxsize
@@ -64,10 +66,16 @@ class Pacing:
         the first turn is neither."""
         self._notable_turn_ns = 0
 
-    def note_work(self, ns: int) -> None:
-        """Note the processor time of the work for readers and queues in one step of a turn."""
-        if ns > _LONG_WORK_NS:
-            self.work_waits = _LONG_WORK_TURNS
+    def note_work(self, began_ns: int, ended_ns: int) -> None:
+        """Note when the work for readers and queues in one step of a turn began and ended.
+
+        By the meter, which costs a tenth. Processor time is asked for where that was long: the
+        turn's so far, less all that went by before the work.
+        """
+        if ended_ns - began_ns > _LONG_WORK_NS:
+            before_ns = began_ns - self.began_ns
+            if self.worked() - self._ended_ns - before_ns > _LONG_WORK_NS:
+                self.work_waits = _LONG_WORK_TURNS
 
     def end(
         self, began_ns: int | None, ended_ns: int | None, commands: int, shared: int = 0,

@@ -8,14 +8,31 @@ from malamute_py.server.pacing import Pacing
 
 TURN_NS = 2_500_000
 MOST_NS = TURN_NS // 2
+WORK_NS = 1_000_000
+WORK_TURNS = 64
 
 
 class Processor:
     """The time that a thread used, and the pacing of its turns."""
 
     def __init__(self) -> None:
-        self.used_ns = 0
+        self.used_ns = self.waited_ns = 0
         self.pacing = Pacing(TURN_NS // 1_000, lambda: self.used_ns)
+
+    @property
+    def meter_ns(self) -> int:
+        return self.used_ns + self.waited_ns
+
+    def work(self, used_ns: int, *, waited_ns: int = 0, before_ns: int = 0) -> int:
+        """Take a turn with work for readers and queues; return for how many turns it waits now."""
+        self.pacing.began_ns = self.meter_ns
+        self.used_ns += before_ns
+        began_ns = self.meter_ns
+        self.used_ns += used_ns
+        self.waited_ns += waited_ns
+        self.pacing.note_work(began_ns, self.meter_ns)
+        self.pacing.end(None, None, 1)
+        return self.pacing.work_waits
 
     def turn(
         self, used_ns: int, *, taking_ns: int = 0, shares_ns: int | None = None,
@@ -151,3 +168,21 @@ def test_a_turn_of_a_tenth_of_a_second_is_told_and_the_longest_is_remembered() -
     assert processor.turn(100_001_000) == 100_001
     assert processor.turn(1_000_000) == 0
     assert processor.pacing.longest_us == 100_001
+
+
+def test_work_that_takes_long_comes_last_for_some_turns() -> None:
+    processor = Processor()
+    assert not processor.work(WORK_NS)
+    assert processor.work(WORK_NS + 1)
+    assert not [processor.work(WORK_NS) for _ in range(WORK_TURNS)][-1]
+
+
+def test_work_that_waits_for_a_processor_does_not_take_long() -> None:
+    processor = Processor()
+    assert not any(processor.work(WORK_NS, waited_ns=WORK_NS) for _ in range(9))
+
+
+def test_what_a_turn_does_before_its_work_does_not_count_as_work() -> None:
+    processor = Processor()
+    assert not any(processor.work(WORK_NS, waited_ns=WORK_NS, before_ns=WORK_NS) for _ in range(9))
+    assert processor.work(WORK_NS + 1, before_ns=WORK_NS)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hashlib import blake2b
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from malamute_protocol.address import is_template, name_fault, template_fault
 from malamute_protocol.commands import (
@@ -84,14 +84,15 @@ class Links:
         """A heap of (time, number of the timer, link); a link's newest timer alone counts."""
         self._armed = 0
         """Number of the timer that was set last."""
-        self._closes: dict[int, None] = {}
+        self._closes: Final[dict[int, None]] = {}
         """Numbers of links that ended in this turn and that the shell must forget."""
         self._probes = PROBE_TOKENS
         """Token of the last PING that asked how far a peer has read."""
-        self._later: dict[Link, int] = {}
+        self._later: Final[dict[Link, int]] = {}
         """Link -> time at which its `later` commands leave at the latest, ascending."""
-        self.dirty: list[Link] = []
+        self.dirty: Final[list[Link]] = []
         """Links whose outbox may have become non-empty."""
+        self.leaving: Final = (self.dirty, self._closes, self._later)
         self.ended: list[Link] = []
         """Links that ended since the last turn and whose receivers must be forgotten."""
         self.unread_answers = 0
@@ -520,9 +521,9 @@ class Links:
     def outgoing(self) -> tuple[list[Send], list[int]]:
         """Return the messages to send now, and the numbers of the links to forget after that.
 
-        Called whenever the shell takes a Ready. A link gets all of its outbox in one message, or in
-        several where a message may not be so large. What a blocked link has stays until it is
-        unblocked, unless the link has ended.
+        A link gets all of its outbox in one message, or in several where a message may not be so
+        large. What a blocked link has stays until it is unblocked, unless the link has ended. While
+        all of `leaving` are empty, there is nothing to return.
         """
         sends: list[Send] = []
         if self._later:
@@ -550,8 +551,9 @@ class Links:
             else:
                 sends.extend(split(link.number, out, frames, commands_max, frames_max))
         self.dirty.clear()
-        closes, self._closes = self._closes, {}
-        return sends, list(closes)
+        closes = list(self._closes)
+        self._closes.clear()
+        return sends, closes
 
     # --- room of a link: what transport and peer accept ---------------------------------
 

@@ -73,7 +73,7 @@ class Publishing:
         self._conditions = conditions
         self._validation = validation
         self._fan_out = fan_out
-        self._queue: list[Pending] = []
+        self.queue: list[Pending] = []
         """Publishes that were taken and wait for the next hand-over to the journal, in order."""
         self._handed: dict[int, Pending] = {}
         """Token of a bundle that the journal has not answered -> its publish."""
@@ -159,7 +159,7 @@ class Publishing:
         if tracker:
             link.unconfirmed_bytes += size
         self.unsettled_bytes += size
-        self._queue.append(pending)
+        self.queue.append(pending)
 
     def _admitted(
         self, link: Link, command: Publish | UpdateKey, stream: Stream, pending: Pending
@@ -433,7 +433,7 @@ class Publishing:
         if stream.keys is not None:
             self._conditions.admit(stream, content, size, UNCONDITIONAL, staged=True)
         self.unsettled_bytes += size
-        self._queue.append(Pending(ring, frame, content, size, stream, place=place))
+        self.queue.append(Pending(ring, frame, content, size, stream, place=place))
 
     def later_part(self, stream: Stream, content: Content, frame: Any) -> Part:
         """Return the part of a step that appends a checked batch, of the step or a transaction."""
@@ -463,11 +463,11 @@ class Publishing:
 
         Each bundle must be answered before the next take: offsets count on what was appended.
         """
-        queue = self._queue
+        queue = self.queue
         if not queue:
             return []
         assert not self._handed, "take_ready() before every bundle of the last one was answered"
-        self._queue = []
+        self.queue = []
         # What the last answers noted, in refused(), on behalf of the queue that is taken now.
         self.spared.clear()
         self._again = 0
@@ -602,7 +602,7 @@ class Publishing:
         code, reason, retry_ms = answer.code, answer.reason, answer.retry_ms
         if not staged and ring.name in self.spared:
             if pending.stream.keys is None:
-                self._queue.insert(self._again, pending)  # Behind those before it, in their order.
+                self.queue.insert(self._again, pending)  # Behind those before it, in their order.
                 self._again += 1
                 return
             code, reason, retry_ms = "wait", "a batch of the broker's own before it was refused", 0
@@ -615,13 +615,13 @@ class Publishing:
             # The size of one batch says nothing of those after it, which come again.
             code, reason, retry_ms = "wait", f"a batch before it was refused: {reason}", 1
         kept: list[Pending] = []
-        for queued in self._queue:  # Batches of the next hand-over.
+        for queued in self.queue:  # Batches of the next hand-over.
             by_itself = spared and queued.stream.keys is None and type(queued.place) is not Arrival
             if queued.ring is ring and not by_itself:
                 self._drop(queued, code, reason, retry_ms)
             else:
                 kept.append(queued)
-        self._queue[:] = kept
+        self.queue[:] = kept
 
     def _drop(self, pending: Pending, code: str, reason: str, retry_ms: int) -> None:
         """Take back what a batch reserved that the journal has refused, and tell its senders."""
@@ -640,9 +640,9 @@ class Publishing:
     def ring_failed(self, ring: RingState, code: str, reason: str) -> None:
         """Fail a ring that cannot be written, or whose stream is removed: what waits is refused."""
         ring.failed = (code, reason)
-        kept = [queued for queued in self._queue if queued.ring is not ring]
-        dropped = [queued for queued in self._queue if queued.ring is ring]
-        self._queue[:] = kept
+        kept = [queued for queued in self.queue if queued.ring is not ring]
+        dropped = [queued for queued in self.queue if queued.ring is ring]
+        self.queue[:] = kept
         for pending in dropped:
             self._drop(pending, code, reason, retry_ms=0)
         for settled in ring.unsettled:

@@ -83,9 +83,9 @@ class Delivery:
         self.fallen: Final[deque[Subscription]] = deque()
         """Subscriptions that went on demand although they may be given something: each gets a
         turn."""
-        self._waiting: Final[dict[Audience, None]] = {}
+        self.waiting: Final[dict[Audience, None]] = {}
         """Audiences whose first late batch was put off as enough was given: they go on in turn."""
-        self.queues: Final = (self.fallen, self._waiting)
+        self.queues: Final = (self.fallen, self.waiting)
 
     # --- the hot window -----------------------------------------------------------------
 
@@ -129,10 +129,10 @@ class Delivery:
             wake()
         if not audience.live or (durable and not audience.durable):
             return
-        if audience.late or self._waiting or self._left() <= 0:
+        if audience.late or self.waiting or self._left() <= 0:
             # Subscriptions take batches in order, and streams that were put off come first.
             if not audience.late:
-                self._waiting[audience] = None
+                self.waiting[audience] = None
             self._put_off(audience, LateBatch(batch, durable))
             return
         stream = batch.stream
@@ -205,7 +205,7 @@ class Delivery:
         """Give a batch to its selection groups, or put it off: they are too many for a turn."""
         most = self._fan_out_max
         if audience.live > most and sum(len(group.of(durable)) for group in groups) > most:
-            self._waiting[audience] = None
+            self.waiting[audience] = None
             self._put_off(audience, LateBatch(batch, durable, groups=groups.copy()))
             return
         self._fan_out(audience, batch, durable, groups)
@@ -285,7 +285,7 @@ class Delivery:
             bases.clear()
         self._count_late(audience, -audience.late_bytes)
         self._late.pop(audience, None)
-        self._waiting.pop(audience, None)
+        self.waiting.pop(audience, None)
 
     def _matched(self, audience: Audience, job: Classing) -> None:
         """Give the late batch whose headers a job has matched, and the late batches after it.
@@ -323,7 +323,7 @@ class Delivery:
 
     def sent(self) -> None:
         """Note that the loop sends what was given: more may be, unless some of it waits."""
-        if not self._waiting:
+        if not self.waiting:
             self.given = 0
 
     def _left(self) -> int:
@@ -340,9 +340,9 @@ class Delivery:
 
         Called in each turn of the broker's loop that has such work.
         """
-        while self._waiting and self._left() > 0:
-            audience = next(iter(self._waiting))
-            del self._waiting[audience]
+        while self.waiting and self._left() > 0:
+            audience = next(iter(self.waiting))
+            del self.waiting[audience]
             if audience.late and audience.late[0].job is None:
                 self._give_late(audience)
 
@@ -377,7 +377,7 @@ class Delivery:
             while late.groups:
                 left = self._left()
                 if left <= 0:
-                    self._waiting[audience] = None
+                    self.waiting[audience] = None
                     return False
                 some, passed = late.next_groups(left)
                 self.given += 1 + passed // LOOKS

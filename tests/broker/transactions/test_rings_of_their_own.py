@@ -576,7 +576,7 @@ def in_one_turn(world: World, stream: str = "own", after: int = 2) -> list[Any]:
 
     shell.judge = judge
     send_commit(world, 1)
-    while not shell.broker._publishing._queue:
+    while not shell.broker._publishing.queue:
         shell._do(shell.broker.take_ready())
         shell.sync()
     trackers = range(300, 300 + after)
