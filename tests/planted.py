@@ -22,6 +22,8 @@ from malamute_py.broker.services.ends import Ends
 from malamute_py.broker.streams.publishing import Publishing
 from malamute_py.changelog.records import RequestDone
 from malamute_py.journal import FileStorage
+from malamute_py.server.connections.connection import Connection
+from malamute_py.server.loop import Loop
 
 
 def codes_unchecked() -> None:
@@ -62,6 +64,21 @@ def sockets_kept() -> None:
         receive(self, link, identity, commands, frames, now_ms)
 
     Broker.receive = leaking  # type: ignore[method-assign]
+
+
+def turns_without_pause() -> None:
+    """The loop never sleeps again once a link's connection was lost."""
+    lost, timeout, gone = Loop._lost, Loop._timeout, list[Connection]()
+
+    def noted(self: Loop, connection: Connection, now_ms: int) -> None:
+        if connection.links:
+            gone.append(connection)
+        lost(self, connection, now_ms)
+
+    Loop._lost = noted  # type: ignore[method-assign]
+    Loop._timeout = (  # type: ignore[method-assign]
+        lambda self, now_ms: 0 if gone else timeout(self, now_ms)
+    )
 
 
 def write_skipped() -> None:
@@ -147,6 +164,7 @@ BUGS: dict[str, Callable[[], None]] = {
         codes_unchecked,
         delivery_dropped,
         sockets_kept,
+        turns_without_pause,
         write_skipped,
         record_doubled,
         confirmed_early,

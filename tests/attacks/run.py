@@ -4,8 +4,9 @@ Owns the measurements and the verdicts. The rules: the broker is a process of it
 configuration of an operator; the canary is another, and is measured quiet, under attack and quiet
 again; the attacker is a third, and yields to both. An attack fails when the broker ends or meets an
 error of its own, when the canary misses anything, when memory or descriptors pass their bounds or
-do not come back, and when a confirm's 99th percentile passes so many times its quiet value. Source:
-ARCHITECTURE.md, "What a peer may cost"; docs/robustness.md.
+do not come back, when the broker goes on using a processor, and when a confirm's 99th percentile
+passes so many times its quiet value. Source: ARCHITECTURE.md, "What a peer may cost";
+docs/robustness.md.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ BACK_BYTES: Final = 160 * MIB
 back."""
 SPARE_FILES: Final = 40
 """Files of the journal that may be open beyond those before: segments."""
+BUSY_PERCENT: Final = 50
+"""Percent of a processor's time that the broker may use after an attack beyond those before it: a
+loop that never sleeps uses all."""
 _SAMPLE_S: Final = 0.05
+_LOOK_S: Final = 0.25
 _SETTLE_S: Final = 0.3
 _SLACK_S: Final = 60.0
 
@@ -62,6 +67,8 @@ class Found(msgspec.Struct, kw_only=True):
     before: dict[str, int] = {}
     peak: dict[str, int] = {}
     after: dict[str, int] = {}
+    busy_percent: tuple[float, float] = (0.0, 0.0)
+    """Percent of a processor's time that the broker used before the attack, and after it."""
     broker_cpu_s: float = 0.0
     attacker_cpu_s: float = 0.0
     longest_turn_ms: float = 0.0
@@ -131,7 +138,7 @@ def run(
             # Until it has connected, nothing is quiet: its first phase is thrown away.
             canary.stdout.readline()
             _phase(canary.stdin, "before")
-            time.sleep(quiet_s)
+            quiet_percent = _busy_percent(daemon, quiet_s)
             found.before = broker.facts()
             cpu_s = daemon.cpu_s()
             _phase(canary.stdin, "attack")
@@ -144,6 +151,7 @@ def run(
                 _phase(canary.stdin, "after")
                 time.sleep(quiet_s)
                 found.after = _come_back(attack, broker, found)
+                found.busy_percent = quiet_percent, _rest(attack, daemon, found, quiet_percent)
                 found.longest_turn_ms = _longest_turn_ms(attack, daemon)
                 heard, _ = canary.communicate(timeout=2 * _SLACK_S + 30)
                 found.canary = json.loads(heard.splitlines()[-1])
@@ -224,6 +232,29 @@ def _come_back(attack: Attack, broker: Broker, found: Found) -> dict[str, int]:
             ]
             return now
         time.sleep(0.25)
+
+
+def _busy_percent(daemon: Daemon, seconds: float) -> float:
+    """Return how much of a processor's time the broker uses in these seconds."""
+    began, used_s = time.monotonic(), daemon.cpu_s()
+    time.sleep(seconds)
+    return round(100 * (daemon.cpu_s() - used_s) / (time.monotonic() - began), 1)
+
+
+def _rest(attack: Attack, daemon: Daemon, found: Found, quiet_percent: float) -> float:
+    """Return how busy the broker is once it rests again, or when its time for that is over."""
+    until = time.monotonic() + attack.back_s
+    while True:
+        now_percent = _busy_percent(daemon, _LOOK_S)
+        if now_percent <= quiet_percent + BUSY_PERCENT:
+            return now_percent
+        if time.monotonic() > until:
+            found.faults.append(
+                f"the broker used {quiet_percent} % of a processor before the attack, and goes on"
+                f" using {now_percent} %"
+            )
+            return now_percent
+        time.sleep(_LOOK_S)
 
 
 def _judge_memory(attack: Attack, found: Found) -> None:
