@@ -4,8 +4,9 @@ Owns the measurements and the verdicts. The rules: the broker is a process of it
 configuration of an operator; the canary is another, and is measured quiet, under attack and quiet
 again; the attacker is a third, and yields to both. An attack fails when the broker ends or meets an
 error of its own, when the canary misses anything, when memory or descriptors pass their bounds or
-do not come back, when the broker goes on using a processor, and when a confirm's 99th percentile
-passes so many times its quiet value. Source: ARCHITECTURE.md, "What a peer may cost";
+do not come back, when the broker goes on using a processor, and, where latency is judged, when a
+confirm's 99th percentile passes so many times its quiet value or a turn of the loop takes as long
+as the broker itself calls too long. Source: ARCHITECTURE.md, "What a peer may cost";
 docs/robustness.md.
 """
 
@@ -52,6 +53,8 @@ SPARE_FILES: Final = 40
 BUSY_PERCENT: Final = 50
 """Percent of a processor's time that the broker may use after an attack beyond those before it: a
 loop that never sleeps uses all."""
+TURN_MS: Final = 100.0
+"""Processor time of a turn from which on the broker logs it (event long_turn)."""
 _SAMPLE_S: Final = 0.05
 _LOOK_S: Final = 0.25
 _SETTLE_S: Final = 0.3
@@ -78,7 +81,7 @@ class Found(msgspec.Struct, kw_only=True):
     factor: float = 0.0
     faults: list[str] = []
     slow: str = ""
-    """Say that the confirms took too long, if they did."""
+    """Say that the confirms or a turn took too long, if they did."""
 
     @property
     def held(self) -> bool:
@@ -121,8 +124,8 @@ def run(
 ) -> Found:  # fmt: skip
     """Run one attack at a broker of its own.
 
-    rounds, seconds: whichever comes first ends it. p99_factor: 0: latency is only measured.
-    program: to run instead of the broker, for planted bugs.
+    rounds, seconds: whichever comes first ends it. p99_factor: 0: latency and the longest turn
+    are only measured. program: to run instead of the broker, for planted bugs.
     """
     found = Found(name=attack.name, faults=[])
     with Daemon(directory, SETTINGS + attack.settings, program) as daemon:
@@ -279,6 +282,8 @@ def _judge_latency(found: Found, factor: float) -> None:
             f"a confirm's p99 was {attacked['p99']} ms, {found.factor} times its quiet "
             f"{quiet['p99']} ms"
         )
+    elif factor and found.longest_turn_ms > TURN_MS:
+        found.slow = f"a turn took {found.longest_turn_ms:.0f} ms of a processor"
 
 
 # --- what is said -----------------------------------------------------------------------
@@ -363,7 +368,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--p99-factor", type=float, default=10.0,
-        help="a confirm's p99 beyond so many times the quiet one is a failure; 0: only printed",
+        help="a confirm's p99 beyond so many times the quiet one is a failure, as is a turn of"
+        f" more than {TURN_MS:.0f} ms; 0: both are only printed",
     )  # fmt: skip
     parser.add_argument(
         "--tries", type=int, default=2,

@@ -72,6 +72,15 @@ def test_ten_times_the_quiet_p99_is_the_bound() -> None:
     assert "10.1 times" in over.slow
 
 
+def test_a_turn_that_the_broker_calls_long_is_one() -> None:
+    at, over, shown = (found(5.0, 5.0) for _ in range(3))
+    at.longest_turn_ms, over.longest_turn_ms, shown.longest_turn_ms = 100.0, 100.1, 100.1
+    runner._judge_latency(at, 10.0)
+    runner._judge_latency(over, 10.0)
+    runner._judge_latency(shown, 0.0)
+    assert (at.held, over.held, shown.held) == (True, False, True)
+
+
 def test_a_canary_without_a_confirm_is_a_fault() -> None:
     silent = found(5.0, 5.0)
     del silent.canary["confirms_ms"]["attack"]
