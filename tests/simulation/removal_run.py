@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from malamute_protocol import commands as c
 from malamute_py.broker.limits import BrokerSettings
-from malamute_py.broker.ready import MAIN, Ready
+from malamute_py.broker.ready import MAIN, Ready, Send
 from tests.simulation.broker_run import BrokerRun
 from tests.simulation.clients import RETRYABLE, Client, Consumer
 from tests.simulation.machine import SEGMENT_BYTES, Machine
@@ -106,6 +106,9 @@ class RemovalMachine(Machine):
     """The broker's host; what it removes is judged."""
 
     model: Any
+    tails_when_blocked: dict[int, dict[str, int]]
+    """Link -> the tails by which its next message is judged: that one was written before the core
+    heard that the link takes nothing, and it left when the link took something again."""
 
     def _do(self, ready: Ready) -> None:
         # What the core sends was decided before it hears of what is appended now.
@@ -113,7 +116,18 @@ class RemovalMachine(Machine):
         self.model.next_tails = {name: log.tail for name, log in self.model.by_name.items()}
         super()._do(ready)
 
+    def _send(self, send: Send) -> None:
+        tails = self.model.tails
+        self.model.tails = self.tails_when_blocked.pop(send.link, tails)
+        try:
+            super()._send(send)
+        finally:
+            self.model.tails = tails
+        if send.link in self.held:
+            self.tails_when_blocked[send.link] = self.model.next_tails
+
     def _recovered(self) -> None:
+        self.tails_when_blocked = {}
         self.model.started()
 
     def _trim(self, ring: str, stream: int, offset: int) -> None:
