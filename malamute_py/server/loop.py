@@ -225,7 +225,7 @@ class Loop:
             if given:
                 work_began = pacing.worked()
                 self.settle(now_ms)
-                self._sync(now_ms)
+                self.sync(now_ms)
                 work_ended = pacing.worked()
                 if behind and self._awaits_syncs:
                     self._await_syncs()
@@ -273,7 +273,7 @@ class Loop:
         if self._watchdog.holds:
             self._release(now_ms)
         # The thread that syncs asks for the interpreter, which the loop gives up when it waits.
-        self._sync(now_ms)
+        self.sync(now_ms)
 
     def _release(self, now_ms: int) -> None:
         """Let connections go on that the watchdog held back during the turn, and report them."""
@@ -297,7 +297,7 @@ class Loop:
             if self._results.wait((until - now) / 1_000_000):
                 self._take_results(self._now_ms)
                 self.settle(self._now_ms)
-                self._sync(self._now_ms)
+                self.sync(self._now_ms)
             now = self._meter()
         self._awaits_syncs = self._rings.syncs_due == 0
         # The wait takes no time from the shares, nor from what follows them.
@@ -462,7 +462,7 @@ class Loop:
     # --- what the core wants ---------------------------------------------------------
 
     def settle(self, now_ms: int) -> None:
-        """Do what the core's Ready asks for until it asks for nothing; _sync() comes after it.
+        """Do what the core's Ready asks for until it asks for nothing; sync() comes after it.
 
         What the core is told of it (that a batch was appended, say) may make it want more at once.
         A turn whose time is over leaves the rest to the next one.
@@ -472,7 +472,7 @@ class Loop:
             if (has_work := core.has_work) and step == 1:
                 # The disk works meanwhile. Without other work it has to wait: its thread would ask
                 # for the interpreter while the loop still has a little to do.
-                self._sync(now_ms)
+                self.sync(now_ms)
             if has_work and (step or not pacing.work_waits):
                 began = self._meter()
                 ready = core.take_ready()
@@ -525,7 +525,7 @@ class Loop:
         if self._wake_at_ms is not None and self._wake_at_ms <= now_ms:
             self._busy = True
 
-    def _sync(self, now_ms: int) -> None:
+    def sync(self, now_ms: int) -> None:
         """Have synced what was appended; at the broker's end a peer waits for each ring's sync."""
         self._rings.sync((lambda ring: True) if self._finishing else self._core.hurries, now_ms)
 
@@ -673,14 +673,14 @@ class Loop:
         for listener in self._listeners:
             self._poller.unregister(listener.socket)
         self.settle(self._clock())
-        self._sync(self._clock())
+        self.sync(self._clock())
         while self._rings.syncing() and self._clock() < until_ms:
             self._wait()
         self._wait()  # The last answer may be on its way.
         now_ms = self._clock()
         self._core.drain(now_ms)  # a BYE for each link
         self.settle(now_ms)
-        self._sync(now_ms)
+        self.sync(now_ms)
         while self._waiting and self._clock() < until_ms:
             self._retry(self._clock())
             self._wait()
@@ -706,4 +706,4 @@ class Loop:
         if self._results.fd in ready:
             self._take_results(now_ms)
         self.settle(now_ms)
-        self._sync(now_ms)
+        self.sync(now_ms)

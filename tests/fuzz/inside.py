@@ -279,6 +279,7 @@ class Inside:
             if turn and at_ms is not None and at_ms <= self.now_ms:
                 self.core.tick(self.now_ms)
             self.loop.settle(self.now_ms)
+            self.loop.sync(self.now_ms)
             worked = self.rings.work()
             if not self._results._results:
                 if not worked and not self.loop._busy:
