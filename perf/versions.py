@@ -72,7 +72,7 @@ class Outcome(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Say what the starts show: one version beside itself is called different in 1 of 14."""
+        """Say what the starts show. By chance, 1 of 14 runs of eight starts shows a difference."""
         if min(self.faster, 1 - self.faster) > SHOWN:
             return "no difference shown"
         return "faster" if self.faster > SHOWN else "slower"
