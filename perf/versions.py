@@ -187,32 +187,32 @@ def main() -> None:
             old, new = (other, one) if first else (one, other)
             for call in args.calls:
                 progress(f"start {start + 1} of {args.starts}: {call}")
-                if args.pause:
-                    time.sleep(random.uniform(0, args.pause))
+                time.sleep(random.uniform(0, args.pause))
                 found[call].append(compare(old, new, call, args.pairs, args.seconds))
     progress("")
     if not args.json:
         print(HEADING)
     for call, starts in found.items():
         ratio = outcome(starts)
-        (old_s, *old_us), (new_s, *new_us) = (
-            [statistics.median(values) for values in zip(*medians, strict=True)]
-            for medians in zip(*((old.medians, new.medians) for old, new in starts), strict=True)
+        calls_s, client_us, broker_us = (
+            [
+                statistics.median(rates.medians[place] for rates in side)
+                for side in zip(*starts, strict=True)
+            ]
+            for place in range(3)
         )
-        us = dict(zip(("client_us", "broker_us"), zip(old_us, new_us, strict=True), strict=True))
         if args.json:
             facts = {
-                "call": call, "calls_s": [old_s, new_s], **us, "starts": args.starts,
-                "pairs": args.pairs, "ratio": ratio.median, "quartiles": [ratio.low, ratio.high],
-                "faster": ratio.faster,
+                "call": call, "calls_s": calls_s, "client_us": client_us, "broker_us": broker_us,
+                "starts": args.starts, "pairs": args.pairs, "ratio": ratio.median,
+                "quartiles": [ratio.low, ratio.high], "faster": ratio.faster,
             }  # fmt: skip
             print(json.dumps(facts))
             continue
         print(
-            f"{call:12} {old_s:11,.0f} {new_s:11,.0f}  {ratio.median:.3f}"
-            f" ({ratio.low:.3f} to {ratio.high:.3f})"
-            + "".join(f"  {old:6.2f} {new:6.2f}" for old, new in us.values())
-            + f"  {ratio.words}"
+            f"{call:12} {calls_s[0]:11,.0f} {calls_s[1]:11,.0f}  {ratio.median:.3f}"
+            f" ({ratio.low:.3f} to {ratio.high:.3f})  {client_us[0]:6.2f} {client_us[1]:6.2f}"
+            f"  {broker_us[0]:6.2f} {broker_us[1]:6.2f}  {ratio.words}"
         )
 
 

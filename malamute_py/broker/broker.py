@@ -626,7 +626,7 @@ class Broker:
             self._groups.reader.serve()
         if self._services.runnable:
             self._services.hand_out()
-        if any(self._mail.queues) and self._mail.runnable:
+        if self._mail.runnable:
             self._mail.deliver()
         if self._pages.queue.waiting:
             self._pages.work()

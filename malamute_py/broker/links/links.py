@@ -93,6 +93,7 @@ class Links:
         self.dirty: Final[list[Link]] = []
         """Links whose outbox may have become non-empty."""
         self.leaving: Final = (self.dirty, self._closes, self._later)
+        """While all of them are empty, outgoing() has nothing to return."""
         self.ended: list[Link] = []
         """Links that ended since the last turn and whose receivers must be forgotten."""
         self.unread_answers = 0
@@ -522,8 +523,7 @@ class Links:
         """Return the messages to send now, and the numbers of the links to forget after that.
 
         A link gets all of its outbox in one message, or in several where a message may not be so
-        large. What a blocked link has stays until it is unblocked, unless the link has ended. While
-        all of `leaving` are empty, there is nothing to return.
+        large. What a blocked link has stays until it is unblocked, unless the link has ended.
         """
         sends: list[Send] = []
         if self._later:

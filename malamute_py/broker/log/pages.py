@@ -112,14 +112,13 @@ class Pages:
         self.queue.add(page.link, page)
 
     def work(self) -> None:
-        """Go on with one page, if there is any; an error in it ends the link that asked."""
-        if self.queue:
-            page = self.queue.turn()
-            kind = type(page.command)
-            self._links.contained(
-                page.link, kind.__name__.upper(), self._go_on, NUMBERS[kind],
-                reference_of(page.command),
-            )(page)  # fmt: skip
+        """Go on with one page of those that wait; an error in it ends the link that asked."""
+        page = self.queue.turn()
+        kind = type(page.command)
+        self._links.contained(
+            page.link, kind.__name__.upper(), self._go_on, NUMBERS[kind],
+            reference_of(page.command),
+        )(page)  # fmt: skip
 
     def _go_on(self, page: Page) -> None:
         """Look at names for a page; it waits no longer if it is answered, or an error ended it."""

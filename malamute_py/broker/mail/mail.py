@@ -45,8 +45,6 @@ class Mail:
             self.messages.delays, self.messages.expiries, self.mailboxes.endings
         )  # fmt: skip
         """Timers: `tick` does what is due by them."""
-        self._timed: Final = tuple(schedule.places for schedule in self._schedules)
-        """The places of each schedule: mostly none."""
         self._runnable: Final = (
             self.mailboxes.drafts, self.messages.runnable, self.inboxes.returning
         )  # fmt: skip
@@ -87,7 +85,7 @@ class Mail:
     @property
     def runnable(self) -> bool:
         """Whether `deliver` has something to do."""
-        return any(self._runnable) or self.admin.runnable
+        return any(self.queues) and (any(self._runnable) or self.admin.runnable)
 
     def deliver(self) -> None:
         """Do a bounded share of the work that waits for nothing; called once a turn of the broker.
@@ -107,8 +105,6 @@ class Mail:
     def due_ms(self) -> int | None:
         """Time at which `tick` has something to do; None: no timer is set."""
         due_ms: int | None = None
-        if not any(self._timed):  # Asked in each turn, which three more calls would cost something.
-            return None
         for schedule in self._schedules:
             at_ms = schedule.due_ms
             if at_ms is not None and (due_ms is None or at_ms < due_ms):

@@ -171,47 +171,47 @@ Pair = tuple[int, int]
 class Schedule:
     """Pairs, called places here, by the time at which they are due; each place has one time."""
 
-    __slots__ = ("_order", "places")
+    __slots__ = ("_at", "_order")
 
     def __init__(self) -> None:
-        self.places: Final[dict[Pair, int]] = {}
-        """Place -> time at which it is due; to be changed by the methods alone."""
+        self._at: dict[Pair, int] = {}
+        """Place -> time at which it is due."""
         self._order: Ordered[tuple[int, Pair]] = Ordered()
         """(time, place), the next one first."""
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._at)
 
     def __contains__(self, place: Pair) -> bool:
-        return place in self.places
+        return place in self._at
 
     def time(self, place: Pair) -> int | None:
         """When a place is due; None: never."""
-        return self.places.get(place)
+        return self._at.get(place)
 
     @property
     def due_ms(self) -> int | None:
         """When the next place is due; None: no place ever is."""
-        return self._order.first[0] if self.places else None
+        return self._order.first[0] if self._at else None
 
     def set(self, place: Pair, at_ms: int) -> None:
         """Make a place due at this time and at no other."""
-        known = self.places.get(place)
+        known = self._at.get(place)
         if known is not None:
             if known == at_ms:
                 return
             self._order.discard((known, place))
-        self.places[place] = at_ms
+        self._at[place] = at_ms
         self._order.add((at_ms, place))
 
     def put_off(self, ms: int) -> None:
         """Make all places due so much later: the broker missed that time (skipped_time.py)."""
-        for place, at_ms in list(self.places.items()):
+        for place, at_ms in list(self._at.items()):
             self.set(place, at_ms + ms)
 
     def drop(self, place: Pair) -> None:
         """Forget when a place is due."""
-        known = self.places.pop(place, None)
+        known = self._at.pop(place, None)
         if known is not None:
             self._order.discard((known, place))
 
@@ -223,5 +223,5 @@ class Schedule:
         if at_ms > now_ms:
             return None
         self._order.discard((at_ms, place))
-        del self.places[place]
+        del self._at[place]
         return place

@@ -195,7 +195,7 @@ class Checkpoints:
         Otherwise one is asked for where the parts of the log that the tables lack are large or old,
         or fill so much of the ring that the advance is forced.
         """
-        now_ms = self._now_ms if now_ms == self._clock_ms else self._steady_ms(now_ms)
+        now_ms = self._steady_ms(now_ms)
         config, parts = self._config, self.parts
         percent = 0.0  # of ring main: the parts that the tables lack
         if parts.bytes or self.pressed:
